@@ -1,0 +1,1 @@
+"""The fold: records in, findings and halts out; no clock and no IO."""

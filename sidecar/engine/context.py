@@ -1,0 +1,146 @@
+"""What the rules of every family share: how a finding is made, and what it does to the status."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from sidecar.engine.limits import Limits
+from sidecar.engine.rules import CATALOGUE
+from sidecar.engine.state import CRITICAL, ERROR, LOSS, UNVERIFIED, Generation, Session, Tree, Written
+from sidecar.protocol.outputs import Disposition, Finding, Halt, Severity, Subject, SubjectType
+
+_LOSSES = frozenset(("edge_dropped", "constraint_dropped", "fact_dropped", "fact_below_floor", "anchor_lost"))
+_encode = msgspec.json.encode
+
+
+def stable_id(*parts: object) -> str:
+    """Hash parts to an id that is the same in every process and after every restart (128 bits, hex)."""
+    return blake2b(_encode(parts), digest_size=16).hexdigest()
+
+
+class Context:
+    """Carry what one fold hands to its rules: the limits, and where findings, halts and counts go.
+
+    `survival` counts by (what, summary level) how many prohibitions, facts and referents a summary should
+    carry, and how many it does; `found` are the findings of the record being judged.
+    """
+
+    __slots__ = ("found", "halts", "limits", "survival")
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.found: list[Finding] = []
+        self.halts: list[Halt] = []
+        self.survival: dict[tuple[str, int], list[int]] = {}
+
+    def count_survival(self, what: str, level: int, checked: int, kept: int) -> None:
+        """Count how many of what a summary should carry it carries."""
+        counts = self.survival.setdefault((what, level), [0, 0])
+        counts[0] += checked
+        counts[1] += kept
+
+    def report(
+        self,
+        session: Session,
+        rule: str,
+        subject: str,
+        key: Sequence[object],
+        *,
+        witness: Iterable[int],
+        evidence: Mapping[str, Any] | None = None,
+        subject_type: SubjectType | None = None,
+        severity: Severity | None = None,
+        disposition: Disposition | None = None,
+        position: int | None = None,
+    ) -> Finding:
+        """Make a finding of the record being judged.
+
+        Args:
+            subject: the id of what it is about.
+            key: the piece of evidence that a rule fires at most once for; part of the finding's id.
+            witness: the log positions that prove it.
+            evidence: what else a person needs to check it.
+            subject_type, severity, disposition: where they differ from the catalogue's.
+            position: where it differs from the log's.
+        """
+        entry = CATALOGUE[rule]
+        kind = subject_type or entry.subject
+        finding = Finding(
+            finding_id=stable_id(rule, session.session_id, kind, subject, *key),
+            rule=rule,
+            severity=severity or entry.severity,
+            disposition=disposition or entry.disposition,
+            session_id=session.session_id,
+            subject=Subject(kind, subject),
+            position=session.applied if position is None else position,
+            evidence={"witness": sorted({p for p in witness if p > 0}), **(evidence or {})},
+        )
+        self.found.append(finding)
+        return finding
+
+    def blame_checkpoint(self, session: Session, written: Written, rule: str, **details: Any) -> None:
+        """Report a finding that counts against a checkpoint; once per checkpoint and rule."""
+        self.report(session, rule, written.id, (), **details)
+        written.flags |= _flags(rule, CATALOGUE[rule].severity)
+
+    def blame_node(
+        self,
+        session: Session,
+        tree: Tree,
+        generation: Generation,
+        rule: str,
+        key: Sequence[object] = (),
+        **details: Any,
+    ) -> None:
+        """Report a finding that counts against a node's generation and against all that was built from it."""
+        key = (generation.number, *key)
+        evidence = {"generation": generation.number, **(details.pop("evidence", None) or {})}
+        finding = self.report(session, rule, generation.node_id, key, subject_type="node", evidence=evidence, **details)
+        flags = _flags(rule, finding.severity)
+        generation.own |= flags
+        mark_upward(tree, generation, flags)
+
+
+def _flags(rule: str, severity: Severity) -> int:
+    if rule == "frontier_unverified":
+        return UNVERIFIED
+    if severity == "warning":
+        return 0
+    flags = ERROR | CRITICAL if severity == "critical" else ERROR
+    return flags | LOSS if rule in _LOSSES else flags
+
+
+def mark_upward(tree: Tree, generation: Generation, flags: int) -> None:
+    """Mark a generation's basis, and that of all built from it, so that a checkpoint's status is a look-up.
+
+    Each generation takes each flag once, so the marking is paid for by the findings.
+    """
+    todo = [generation]
+    while todo:
+        current = todo.pop()
+        if flags & ~current.below:
+            current.below |= flags
+            if current.above:
+                todo.extend(tree.generations[g] for g in current.above)
+
+
+def moment(session: Session) -> object:
+    """Return what tells this record from others of its session: its position, or its content without one."""
+    return session.order.moment or session.applied
+
+
+def missing_in(session: Session, lo: int, hi: int) -> int:
+    """Return the first missing position in `lo`..`hi`, or 0; counts what the record being judged waited for."""
+    order = session.order
+    if order.missing_lo and order.missing_hi:
+        i = bisect_left(order.missing_hi, lo)
+        if i < len(order.missing_lo) and order.missing_lo[i] <= hi:
+            return max(order.missing_lo[i], lo)
+    if order.awaited:
+        first = max(lo, session.applied + 1)
+        if first <= min(hi, order.awaited):
+            return first
+    return 0

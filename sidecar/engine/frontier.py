@@ -1,0 +1,308 @@
+"""Authorization edges: which precondition allowed which action, over which positions.
+
+Source of the rules: the text on the causal frontier. Edges are kept by position, so that a checkpoint's range
+is a slice, and by action, so that an action asks only for its own.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+
+from sidecar.engine.context import Context, missing_in, moment
+from sidecar.engine.state import AHEAD, SAID_STALE, UNVERIFIED, Edge, Fan, Frontier, Session, Written
+from sidecar.protocol.records import Action, Authorization, Checkpoint, Revocation
+
+
+def authorize(ctx: Context, session: Session, record: Authorization) -> None:
+    """Apply an authorization; one that names no action or no precondition grants nothing."""
+    frontier = session.frontier
+    if frontier is None:
+        frontier = session.frontier = Frontier()
+    action, precondition = record.action_id, record.precondition_id
+    position = frontier.latest = session.applied
+    if action and precondition:
+        index = _grant(frontier, action, precondition, position)
+        frontier.grant_at.append(position)
+        frontier.grant_of.append(index)
+    elif frontier.implicit is None:
+        frontier.implicit = [position]
+    else:
+        frontier.implicit.append(position)
+    _expose(ctx, session)
+
+
+def revoke(ctx: Context, session: Session, record: Revocation) -> None:
+    """Apply a revocation: of one edge, or of every edge of the action."""
+    frontier = session.frontier
+    if frontier is None:
+        frontier = session.frontier = Frontier()
+    position = frontier.latest = session.applied
+    held = frontier.actions.get(record.action_id)
+    precondition = record.precondition_id
+    if type(held) is int:
+        edge = frontier.edges[held]
+        if not edge.ended and (not precondition or precondition == edge.precondition):
+            edge.ended = position
+    elif type(held) is Fan:
+        ending = list(held.live) if not precondition else [precondition] if precondition in held.live else []
+        for name in ending:
+            del held.live[name]
+            frontier.edges[held.edges[name]].ended = position
+    _expose(ctx, session)
+
+
+def act(ctx: Context, session: Session, record: Action) -> None:
+    """Judge an action: an irreversible one needs an effective edge, and a session that is not awaiting."""
+    if not record.irreversible:
+        return
+    action = record.action_id
+    frontier = session.frontier
+    key = (moment(session),)
+    if frontier is None or not authorized(frontier, action):
+        grants = _grants(frontier, action) if frontier else []
+        ends = [e.ended for e in grants if e.ended]
+        ctx.report(
+            session,
+            "action_unauthorized",
+            action,
+            key,
+            witness=[session.applied, *ends],
+            evidence={
+                "revoked": [{"precondition_id": e.precondition, "granted": e.granted, "ended": e.ended} for e in grants]
+            },
+        )
+    recovery = session.recovery
+    if recovery is not None and recovery.awaiting:
+        ctx.report(session, "action_on_degraded", action, key, witness=[recovery.resumed_at, session.applied])
+
+
+def authorized(frontier: Frontier, action: str) -> bool:
+    """Tell whether some edge of the action is effective now."""
+    held = frontier.actions.get(action)
+    if held is None:
+        return False
+    return bool(held.live) if type(held) is Fan else not frontier.edges[held].ended  # type: ignore[index]
+
+
+def judge_edges(ctx: Context, session: Session, written: Written, record: Checkpoint) -> None:
+    """Judge what a checkpoint asserts against the log over its range."""
+    lo, hi = written.lo, written.hi
+    frontier = session.frontier or Frontier()
+    kept_from = session.applied - ctx.limits.positions + 1
+    gap_before, gap_inside = missing_in(session, 1, hi), missing_in(session, lo, hi)
+    gap_after = missing_in(session, hi + 1, max(session.applied, session.order.awaited))
+    unknown, revoked, outside = [], [], []
+    asserted = dict.fromkeys(record.asserted_edges or ())
+    for action, precondition in asserted:
+        edge = find(frontier, action, precondition)
+        if edge is None or edge.first > hi:
+            unknown.append((action, precondition, 0, 0))
+            continue
+        if hi < kept_from:
+            continue  # the edge's state of that time is forgotten; the range is unverified, see below
+        granted, ended = state_at(edge, hi)
+        if ended:
+            revoked.append((action, precondition, granted, ended))
+        elif granted < lo and not gap_inside:
+            outside.append((action, precondition, granted, 0))
+    own = written.position
+    if unknown and not gap_before:
+        _blame_edges(ctx, session, written, "edge_hallucinated", unknown, [own])
+    if revoked:
+        _blame_edges(ctx, session, written, "edge_revoked", revoked, [own])
+    if outside:
+        _blame_edges(ctx, session, written, "edge_out_of_range", outside, [own])
+    if record.asserted_edges is not None:
+        dropped = []
+        for edge in _granted_in(frontier, max(lo, kept_from), hi):
+            granted, ended = state_at(edge, hi)
+            if not ended and (edge.action, edge.precondition) not in asserted:
+                dropped.append((edge.action, edge.precondition, granted, 0))
+        if dropped:
+            _blame_edges(ctx, session, written, "edge_dropped", dropped, [own])
+
+    reasons: dict[str, object] = {}
+    witness = [own]
+    if record.asserted_edges is None:
+        reasons["edges"] = "not asserted"
+    implicit = _first_in(frontier.implicit, lo, hi)
+    if implicit:
+        reasons["authorization_not_explicit"] = implicit
+        witness.append(implicit)
+    if gap_inside:
+        reasons["missing_in_range"] = gap_inside
+    if unknown and gap_before:
+        reasons["missing_before_the_end"] = gap_before
+        reasons["edges_not_found"] = [{"action_id": a, "precondition_id": p} for a, p, _, _ in unknown]
+    if gap_after:
+        reasons["missing_after_range"] = gap_after
+    if lo < kept_from:
+        reasons["kept_from"] = kept_from
+    if reasons:
+        ctx.blame_checkpoint(session, written, "frontier_unverified", witness=witness, evidence={"reasons": reasons})
+
+
+def judge_staleness(ctx: Context, session: Session, written: Written) -> None:
+    """Judge whether an authorization or revocation came after the range of the newest checkpoint."""
+    frontier = session.frontier
+    if frontier is not None and frontier.latest > written.hi and not written.flags & SAID_STALE:
+        written.flags |= SAID_STALE
+        ctx.report(
+            session,
+            "stale_on_authorization",
+            written.id,
+            (),
+            witness=[written.position, frontier.latest],
+            evidence={"frontier_hi": written.hi, "authorization": frontier.latest},
+        )
+
+
+def judge_gap(ctx: Context, session: Session, first: int, last: int) -> None:
+    """Judge the newest checkpoint when positions after its range turn out to be missing."""
+    tree = session.tree
+    if tree is None or tree.newest is None:
+        return
+    newest = tree.checkpoints[tree.newest]
+    position = max(first, newest.hi + 1)
+    if position <= last and not newest.flags & (UNVERIFIED | AHEAD):
+        ctx.blame_checkpoint(
+            session,
+            newest,
+            "frontier_unverified",
+            witness=[newest.position],
+            evidence={"reasons": {"missing_after_range": position}},
+            position=position,
+        )
+
+
+def find(frontier: Frontier, action: str, precondition: str) -> Edge | None:
+    """Return an edge that was granted at some time, or None."""
+    held = frontier.actions.get(action)
+    if held is None:
+        return None
+    if type(held) is Fan:
+        index = held.edges.get(precondition)
+        return None if index is None else frontier.edges[index]
+    edge = frontier.edges[held]  # type: ignore[index]
+    return edge if edge.precondition == precondition else None
+
+
+def state_at(edge: Edge, position: int) -> tuple[int, int]:
+    """Return an edge's latest grant at or before a position, and the end that followed it by then (0: none)."""
+    granted, ended = edge.granted, edge.ended
+    if granted > position:
+        pairs = edge.past or []
+        i = bisect_right(pairs, position, key=_granted_at)
+        if i == 0:
+            return 0, 0
+        granted, ended = pairs[i - 1]
+    return granted, ended if ended <= position else 0
+
+
+def trim(session: Session, kept_from: int) -> None:
+    """Forget grants before a position; each edge keeps its first grant and its last pair before that."""
+    frontier = session.frontier
+    if frontier is None:
+        return
+    i = bisect_left(frontier.grant_at, kept_from)
+    for index in set(frontier.grant_of[:i]):
+        edge = frontier.edges[index]
+        if edge.past:
+            j = bisect_right(edge.past, kept_from, key=_granted_at)
+            edge.past = edge.past[:1] + edge.past[max(1, j - 1) :]
+    frontier.grant_at = array("Q", frontier.grant_at[i:])
+    frontier.grant_of = array("Q", frontier.grant_of[i:])
+    if frontier.implicit:
+        frontier.implicit = frontier.implicit[bisect_left(frontier.implicit, kept_from) :] or None
+
+
+def _granted_at(pair: tuple[int, int]) -> int:
+    return pair[0]
+
+
+def _grant(frontier: Frontier, action: str, precondition: str, position: int) -> int:
+    edges = frontier.edges
+    held = frontier.actions.get(action)
+    if held is None:
+        index = len(edges)
+        edges.append(Edge(action, precondition, position))
+        frontier.actions[action] = index
+        return index
+    if type(held) is not Fan:
+        only = edges[held]  # type: ignore[index]
+        if only.precondition == precondition:
+            _regrant(only, position)
+            return held  # type: ignore[return-value]
+        live = {} if only.ended else {only.precondition: None}
+        held = frontier.actions[action] = Fan({only.precondition: held}, live)  # type: ignore[dict-item]
+    known = held.edges.get(precondition)
+    if known is None:
+        known = held.edges[precondition] = len(edges)
+        edges.append(Edge(action, precondition, position))
+    else:
+        _regrant(edges[known], position)
+    held.live[precondition] = None
+    return known
+
+
+def _regrant(edge: Edge, position: int) -> None:
+    pair = (edge.granted, edge.ended)
+    if edge.past is None:
+        edge.past = [pair]
+    else:
+        edge.past.append(pair)
+    edge.granted, edge.ended = position, 0
+
+
+def _expose(ctx: Context, session: Session) -> None:
+    tree = session.tree
+    if tree is not None and tree.newest is not None:
+        judge_staleness(ctx, session, tree.checkpoints[tree.newest])
+
+
+def _grants(frontier: Frontier, action: str) -> list[Edge]:
+    """Return up to eight edges of an action, for the evidence."""
+    held = frontier.actions.get(action)
+    if held is None:
+        return []
+    if type(held) is Fan:
+        return [frontier.edges[i] for i, _ in zip(held.edges.values(), range(8), strict=False)]
+    return [frontier.edges[held]]  # type: ignore[index]
+
+
+def _granted_in(frontier: Frontier, lo: int, hi: int) -> list[Edge]:
+    """Return the edges granted in a range, each once, in order of their first grant there."""
+    i, j = bisect_left(frontier.grant_at, lo), bisect_right(frontier.grant_at, hi)
+    return [frontier.edges[index] for index in dict.fromkeys(frontier.grant_of[i:j])]
+
+
+def _first_in(positions: list[int] | None, lo: int, hi: int) -> int:
+    if not positions:
+        return 0
+    i = bisect_left(positions, lo)
+    return positions[i] if i < len(positions) and positions[i] <= hi else 0
+
+
+def _blame_edges(
+    ctx: Context,
+    session: Session,
+    written: Written,
+    rule: str,
+    edges: list[tuple[str, str, int, int]],
+    witness: list[int],
+) -> None:
+    listed = []
+    for action, precondition, granted, ended in edges:
+        entry: dict[str, object] = {"action_id": action, "precondition_id": precondition}
+        if granted:
+            entry["granted"] = granted
+        if ended:
+            entry["ended"] = ended
+        listed.append(entry)
+        witness += [granted, ended]
+    ctx.blame_checkpoint(
+        session,
+        written,
+        rule,
+        witness=witness,
+        evidence={"edges": listed, "frontier_lo": written.lo, "frontier_hi": written.hi},
+    )

@@ -1,0 +1,290 @@
+"""A session's state: plain structs, one per rule family, that serialise as they are.
+
+References between objects are integers (a generation's `id`, an edge's index), so that the whole state is a
+tree and a dump of it is one call. Containers that most sessions never need stay None.
+"""
+
+from array import array
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from sidecar.protocol.outputs import Source
+from sidecar.protocol.records import (
+    Action,
+    Authorization,
+    Checkpoint,
+    Constraint,
+    Fact,
+    Gc,
+    Probe,
+    Reconcile,
+    ReferentAdded,
+    ReferentRemoved,
+    Resume,
+    Revocation,
+    Summary,
+    ToolResult,
+)
+
+Known = (
+    Authorization
+    | Revocation
+    | Action
+    | ReferentAdded
+    | ReferentRemoved
+    | Constraint
+    | Fact
+    | ToolResult
+    | Summary
+    | Checkpoint
+    | Resume
+    | Reconcile
+    | Gc
+    | Probe
+)
+
+# Flags of checkpoints and generations: the findings that count against them, by what they do to the status.
+CRITICAL, LOSS, ERROR, UNVERIFIED, FORGOTTEN = 1, 2, 4, 8, 16
+# Flags of a checkpoint only: rules that fire once per checkpoint and can fire later than its own record.
+SAID_STALE, SAID_MISMATCH, AHEAD = 32, 64, 128
+
+
+def _numbers() -> "array[int]":
+    return array("Q")
+
+
+class Held(Struct, array_like=True, gc=False):
+    """Hold back a record for a missing position; `record` is None for an opaque or an unreadable one."""
+
+    record: Known | None
+    digest: int
+    source: Source | None
+    unreadable: bool = False
+
+
+class Unplaced(Struct, array_like=True, gc=False, order=True):
+    """Hold back a record without `seq` until the log has been applied up to `as_of`."""
+
+    as_of: int
+    arrival: int
+    digest: int
+    record: Known
+    source: Source | None
+    since: float
+
+
+class Order(Struct, array_like=True):
+    """Keep what the total order needs: digests of the last positions, what waits, what is missing."""
+
+    digests: array = field(default_factory=_numbers)  # type: ignore[type-arg]
+    missing_lo: list[int] | None = None
+    missing_hi: list[int] | None = None
+    waiting: dict[int, Held] | None = None
+    queue: list[int] | None = None
+    unplaced: list[Unplaced] | None = None
+    arrivals: int = 0
+    seen_unplaced: dict[int, None] | None = None
+    conflicts: dict[int, Held | None] | None = None
+    since: float = 0.0
+    awaited: int = 0
+    moment: str | None = None
+
+
+class Edge(Struct, array_like=True, gc=False):
+    """Keep one granted edge: its latest grant and that one's end (0: none), and the earlier pairs of them."""
+
+    action: str
+    precondition: str
+    granted: int
+    ended: int = 0
+    past: list[tuple[int, int]] | None = None
+
+    @property
+    def first(self) -> int:
+        """The first grant, which is never forgotten."""
+        return self.past[0][0] if self.past else self.granted
+
+
+class Fan(Struct, array_like=True):
+    """Keep the edges of an action that has several preconditions, and which are effective now."""
+
+    edges: dict[str, int]
+    live: dict[str, None]
+
+
+class Frontier(Struct, array_like=True):
+    """Keep the authorization edges, by action and by position."""
+
+    actions: dict[str, int | Fan] = field(default_factory=dict)
+    edges: list[Edge] = field(default_factory=list)
+    grant_at: array = field(default_factory=_numbers)  # type: ignore[type-arg]
+    grant_of: array = field(default_factory=_numbers)  # type: ignore[type-arg]
+    implicit: list[int] | None = None
+    latest: int = 0
+
+
+class Generation(Struct, array_like=True):
+    """Keep one committed generation of a summary node.
+
+    `own` are the flags of its own findings, `below` those of its whole basis (its own included).
+    `held` counts how often it stands in the basis of the checkpoint in force: once for being its root,
+    once for each held generation built from it.
+    `lost` counts its referents that are unreachable now, while it is newest or held.
+    """
+
+    id: int
+    node_id: str
+    number: int
+    order: int
+    position: int
+    level: int
+    lo: int
+    hi: int
+    partial: bool
+    workload: str | None
+    children: tuple[str, ...]
+    referents: tuple[str, ...]
+    constraints: tuple[str, ...]
+    facts: dict[str, str] | None
+    built_from: list[int]
+    above: list[int] | None = None
+    held: int = 0
+    newest: bool = True
+    reclaimed: bool = False
+    lost: int = 0
+    reported: dict[str, None] | None = None
+    own: int = 0
+    below: int = 0
+
+
+class Node(Struct, array_like=True, gc=False):
+    """Name a node's newest generation, and its older ones by number."""
+
+    newest: int
+    older: dict[int, int] | None = None
+
+
+class Written(Struct, array_like=True, gc=False):
+    """Keep a checkpoint that was taken. `basis` is its generation's id, None until that is committed."""
+
+    id: str
+    node_id: str
+    generation: int
+    level: int
+    turn: int
+    lo: int
+    hi: int
+    refs: tuple[str, ...]
+    order: int
+    position: int
+    flags: int = 0
+    basis: int | None = None
+
+
+class Tree(Struct, array_like=True):
+    """Keep the summary tree, the checkpoints on it, and the reachability of what it refers to.
+
+    `forgotten` keeps the newest generation's number of nodes that are no longer kept, so that none comes back unseen.
+    """
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    generations: dict[int, Generation] = field(default_factory=dict)
+    parents: dict[str, dict[str, None]] | None = None
+    needed: dict[str, list[int]] = field(default_factory=dict)
+    checkpoints: dict[str, Written] = field(default_factory=dict)
+    candidates: list[str] = field(default_factory=list)
+    expected: dict[str, list[str]] | None = None
+    probes: dict[str, tuple[int, int, int, int]] | None = None
+    forgotten: dict[str, int] | None = None
+    newest: str | None = None
+    in_force: str | None = None
+    root: int | None = None
+    broken: int = 0
+    order: int = 0
+    made: int = 0
+
+
+class Stated(Struct, array_like=True, gc=False):
+    """Keep a constraint or fact record: `anchor` and `floor` are a fact's, `negative` and `retired` a constraint's."""
+
+    position: int
+    id: str
+    negative: bool = False
+    retired: bool = False
+    anchor: str = ""
+    floor: int | None = None
+
+
+class Floors(Struct, array_like=True):
+    """Keep the standing instructions and the declared facts, by position."""
+
+    constraints: list[Stated] = field(default_factory=list)
+    facts: list[Stated] = field(default_factory=list)
+
+
+class Call(Struct, array_like=True, gc=False):
+    """Keep what a call returned since the last reconcile (None: several handles), and before the last resume."""
+
+    handle: str | None
+    reconciles: int
+    position: int
+    before: str | None = None
+    before_position: int = 0
+    resumes: int = 0
+    said: list[str] | None = None
+
+
+class Recovery(Struct, array_like=True):
+    """Keep where the session stands between resumes and reconciles, and what its calls returned."""
+
+    awaiting: bool = False
+    resumes: int = 0
+    reconciles: int = 0
+    reconciles_at_resume: int = 0
+    resumed_at: int = 0
+    calls: dict[str, Call] | None = None
+
+
+class OpenHalt(Struct, array_like=True):
+    """Keep an open halt, and by what it can be cleared besides a verified checkpoint."""
+
+    id: str
+    position: int
+    reason: list[str]
+    checkpoint_id: str | None
+    finding_ids: list[str]
+    by_reconcile: bool
+    by_resume: bool
+
+
+class Session(Struct, array_like=True):
+    """Keep all that later records of a session can still ask about."""
+
+    session_id: str
+    applied: int = 0
+    quiet: bool = True
+    order: Order = field(default_factory=Order)
+    stores: dict[str, int] | None = None
+    frontier: Frontier | None = None
+    tree: Tree | None = None
+    floors: Floors | None = None
+    recovery: Recovery | None = None
+    halts: dict[str, OpenHalt] | None = None
+    trimmed: int = 0
+    status: str = ""
+
+
+def _encode(value: Any) -> Any:
+    return value.tobytes()
+
+
+def _decode(kind: type, value: Any) -> Any:
+    numbers = array("Q")
+    numbers.frombytes(value)
+    return numbers
+
+
+encode_session = msgspec.msgpack.Encoder(enc_hook=_encode).encode
+decode_session = msgspec.msgpack.Decoder(Session, dec_hook=_decode).decode

@@ -1,0 +1,163 @@
+"""Status of checkpoints and sessions, and the halts that follow from findings (protocol: "Status and halts")."""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from sidecar.engine.context import Context, missing_in, stable_id
+from sidecar.engine.rules import HALTING
+from sidecar.engine.state import (
+    CRITICAL,
+    ERROR,
+    FORGOTTEN,
+    LOSS,
+    UNVERIFIED,
+    OpenHalt,
+    Session,
+    Tree,
+    Written,
+)
+from sidecar.engine.tree import basis_unreachable, newest_of
+from sidecar.protocol.outputs import Finding, Halt
+
+STATUSES = ("uncompacted", "verified", "stale", "unverified", "degraded", "lossy", "corrupt")
+"""Every status of a session, from best to worst."""
+
+_HEALTHY = frozenset(("uncompacted", "verified", "stale", "unverified"))
+LISTED = 1000
+"""How many open halts a halt record lists at most (the newest): a session that only ever halts must not outgrow it."""
+_BY_RECONCILE = frozenset(("resumed_unverified", "action_on_degraded"))
+_DEAD = CRITICAL | ERROR | UNVERIFIED | FORGOTTEN
+
+
+def checkpoint_status(session: Session, tree: Tree, written: Written) -> str:
+    """Return the status of a checkpoint: the worst that holds."""
+    basis = tree.generations[written.basis] if written.basis is not None else None
+    flags = written.flags | (basis.below if basis else 0)
+    if written.flags & CRITICAL or (basis and basis.own & CRITICAL):
+        return "corrupt"
+    if flags & LOSS:
+        return "lossy"
+    if flags & ERROR or basis_unreachable(session, tree, written):
+        return "degraded"
+    if flags & (UNVERIFIED | FORGOTTEN) or _missing_after(session, written):
+        return "unverified"
+    if session.frontier is not None and session.frontier.latest > written.hi:
+        return "stale"
+    newest = newest_of(tree, written.node_id)
+    return "stale" if newest and newest.number > written.generation else "verified"
+
+
+def _missing_after(session: Session, written: Written) -> bool:
+    return missing_in(session, written.hi + 1, max(session.applied, session.order.awaited)) > 0
+
+
+def session_status(session: Session) -> str:
+    """Return the status of a session: that of its checkpoint in force, but degraded at least while halted."""
+    tree = session.tree
+    if tree is not None and tree.in_force is not None:
+        status = checkpoint_status(session, tree, tree.checkpoints[tree.in_force])
+    else:
+        status = "unverified" if session.order.missing_lo else "uncompacted"
+    return "degraded" if session.halts and status in _HEALTHY else status
+
+
+def _listed(halts: dict[str, OpenHalt]) -> list[str]:
+    return list(halts) if len(halts) <= LISTED else list(islice(reversed(halts), LISTED))[::-1]
+
+
+def clear_halts(ctx: Context, session: Session, cleared: Callable[[OpenHalt], bool]) -> None:
+    """Clear the open halts for which that holds."""
+    halts = session.halts
+    if not halts:
+        return
+    for halt in [halt for halt in halts.values() if cleared(halt)]:
+        del halts[halt.id]
+        ctx.halts.append(
+            Halt(
+                halt_id=halt.id,
+                session_id=session.session_id,
+                position=session.applied,
+                status="clear",
+                checkpoint_id=halt.checkpoint_id,
+                reason=halt.reason,
+                finding_ids=halt.finding_ids,
+                open_halts=_listed(halts),
+            )
+        )
+    if not halts:
+        session.halts = None
+
+
+def open_halt(ctx: Context, session: Session, findings: Sequence[Finding], position: int) -> None:
+    """Open one halt for the findings of a record that call for it, if any does."""
+    halting = [f for f in findings if f.disposition in HALTING]
+    if not halting:
+        return
+    tree = session.tree
+    about = next((f.subject.id for f in halting if f.subject.type == "checkpoint"), None)
+    reason = sorted({f.rule for f in halting})
+    finding_ids = [f.finding_id for f in halting]
+    reexpand = _reexpand_from(session, tree, about, reason) if tree is not None else None
+    halt = OpenHalt(
+        id=stable_id("halt", session.session_id, position, sorted(finding_ids)),
+        position=position,
+        reason=reason,
+        checkpoint_id=about if about is not None else tree.in_force if tree else None,
+        finding_ids=finding_ids,
+        by_reconcile=all(f.disposition == "reconcile" or f.rule in _BY_RECONCILE for f in halting),
+        by_resume=all(f.subject.type == "checkpoint" for f in halting),
+    )
+    if session.halts is None:
+        session.halts = {}
+    session.halts[halt.id] = halt
+    ctx.halts.append(
+        Halt(
+            halt_id=halt.id,
+            session_id=session.session_id,
+            position=position,
+            status="halt",
+            checkpoint_id=halt.checkpoint_id,
+            reason=reason,
+            finding_ids=finding_ids,
+            open_halts=_listed(session.halts),
+            reexpand_from=reexpand.id if reexpand else None,
+            replay_from=reexpand.hi + 1 if reexpand else 1,
+        )
+    )
+
+
+def _reexpand_from(session: Session, tree: Tree, about: str | None, reason: list[str]) -> Written | None:
+    """Return the most recent checkpoint to re-expand from.
+
+    Whatever disqualifies a candidate for good takes it off the list, so a session that halts again and again
+    does not search its past again and again.
+    """
+    accused = tree.checkpoints.get(about) if about is not None else None
+    dead = []
+    found = None
+    for checkpoint_id in reversed(tree.candidates):
+        written = tree.checkpoints[checkpoint_id]
+        newest = newest_of(tree, written.node_id)
+        basis = tree.generations[written.basis] if written.basis is not None else None
+        if (
+            basis is None
+            or newest is not basis
+            or basis.reclaimed
+            or (written.flags | basis.below) & _DEAD
+            or _missing_after(session, written)
+        ):
+            dead.append(checkpoint_id)
+            continue
+        if accused is not None and written.level >= accused.level:
+            if written is not accused or reason != ["resumed_unverified"]:
+                continue
+            if checkpoint_status(session, tree, written) == "stale":
+                found = written
+                break
+        elif checkpoint_status(session, tree, written) in ("verified", "stale"):
+            found = written
+            break
+    if dead:
+        gone = set(dead)
+        tree.candidates = [c for c in tree.candidates if c not in gone]
+    return found
