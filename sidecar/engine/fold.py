@@ -354,14 +354,13 @@ class Engine:
                 stop = max(first, order.unplaced[0].as_of)
             self._mark_missing(session, first, stop)
             session.applied = stop
-            for position in range(first, min(stop, first + GAP_FINDINGS - said - 1) + 1):
-                said += 1
+            for position in range(first, stop + 1):
+                if said == GAP_FINDINGS:
+                    self._report_gap(session, position, stop)
+                    break
                 self._report_gap(session, position, position)
-                if position == first:
-                    frontier.judge_gap(self._ctx, session, first, stop)
-            rest = first + GAP_FINDINGS - said
-            if said >= GAP_FINDINGS and stop >= rest:
-                self._report_gap(session, max(first, rest), stop)
+                said += 1
+            frontier.judge_gap(self._ctx, session, first, stop)
             self._conclude(session, None, source, stop)
             self._judge_placed(session)
             first = stop + 1

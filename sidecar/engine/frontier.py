@@ -58,17 +58,15 @@ def act(ctx: Context, session: Session, record: Action) -> None:
     frontier = session.frontier
     key = (moment(session),)
     if frontier is None or not authorized(frontier, action):
-        grants = _grants(frontier, action) if frontier else []
-        ends = [e.ended for e in grants if e.ended]
+        edges = _grants(frontier, action) if frontier else []
+        revoked = [{"precondition_id": e.precondition, "granted": e.granted, "ended": e.ended} for e in edges]
         ctx.report(
             session,
             "action_unauthorized",
             action,
             key,
-            witness=[session.applied, *ends],
-            evidence={
-                "revoked": [{"precondition_id": e.precondition, "granted": e.granted, "ended": e.ended} for e in grants]
-            },
+            witness=[session.applied, *(e.ended for e in edges)],
+            evidence={"revoked": revoked} if revoked else None,
         )
     recovery = session.recovery
     if recovery is not None and recovery.awaiting:

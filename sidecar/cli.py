@@ -1,0 +1,516 @@
+"""The command line. Each command says what it takes; the work is done by the package it names.
+
+Imports of the parts that need Kafka or HTTP stand inside the commands, so that `check` and `--help` are quick.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from sidecar import __version__
+
+if TYPE_CHECKING:
+    from sidecar.config import Settings
+    from sidecar.observe.health import Health
+    from sidecar.observe.metrics import Metrics
+
+F = TypeVar("F", bound=Callable[..., Any])
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class _Group(click.Group):
+    """Keep the commands in the order in which they are met, and suggest what may have been meant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from difflib import get_close_matches
+
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            close = get_close_matches(args[0], self.commands, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else " See `sidecar --help`."
+            ctx.fail(f"There is no command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+def _kafka_option(command: F) -> F:
+    return click.option(
+        "--bootstrap-servers",
+        metavar="HOST:PORT,…",
+        help="Kafka brokers to start from (default: the setting kafka.bootstrap_servers).",
+    )(command)
+
+
+def _http_option(command: F) -> F:
+    return click.option(
+        "--http",
+        metavar="HOST:PORT",
+        help="Where to serve metrics and health (default: 127.0.0.1:9464; port 0: any free one).",
+    )(command)
+
+
+@click.group(cls=_Group, context_settings=_CONTEXT)
+@click.version_option(__version__, prog_name="sidecar")
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="YAML file with settings (default: the one that SIDECAR_CONFIG names); SIDECAR_… variables win over it.",
+)
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning, error or critical.")
+@click.option("--log-format", metavar="FORMAT", help="json, pretty, or auto (pretty on a terminal).")
+@click.pass_context
+def cli(ctx: click.Context, config: Path | None, log_level: str | None, log_format: str | None) -> None:
+    """Judge the context compactions of LLM agents as they happen.
+
+    A compaction is lossy in ways that its text does not show: the approval and the deploy are both mentioned, and
+    which approval allowed which deploy is gone. The sidecar reads the agents' event log and their compaction records,
+    and says which checkpoints can no longer be trusted and which sessions must stop acting irreversibly.
+
+    \b
+    Begin with:
+      sidecar demo                        a simulated fleet, an embedded broker, real findings
+      sidecar check session.jsonl         judge a recorded session
+      sidecar check --format claude-code transcript.jsonl
+      sidecar rules                       what is judged, why, and what to do about it
+    """
+    ctx.obj = {"config": config, "log__level": log_level, "log__format": log_format}
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE…")
+@click.option(
+    "--output",
+    type=click.Choice(["findings", "halts", "sessions"]),
+    default="findings",
+    show_default=True,
+    help="What to write on standard output.",
+)
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    metavar="FORMAT",
+    help="json or text (of the output; default json), protocol or claude-code (of the input; default protocol). "
+    "May be given twice, once for each.",
+)
+@click.option("--strict", is_flag=True, help="Exit with 2 if any line cannot be read.")
+@click.option("--verbose", "-v", is_flag=True, help="Name every unreadable line, and cut no list short.")
+@click.pass_obj
+def check(
+    obj: dict[str, Any], /, files: tuple[str, ...], output: Any, formats: tuple[str, ...], strict: bool, verbose: bool
+) -> None:
+    """Judge recorded sessions: JSONL files (-: standard input), read as one stream.
+
+    Findings go to standard output, one JSON object a line; a summary for people goes to standard error. The end of
+    the input is the end of all waiting: what is missing by then is missing.
+
+    \b
+    Exit status:
+      0  no error or critical finding
+      1  some
+      2  the input cannot be used: a file is missing, or holds no readable record
+
+    \b
+    Examples:
+      sidecar check session.jsonl
+      sidecar check --format text events.jsonl compactions.jsonl
+      sidecar check --output sessions *.jsonl
+      kcat -C -e -t agent.events | sidecar check -
+    """
+    from sidecar.files.check import check as run_check
+    from sidecar.files.readers import READERS
+
+    shapes, readers = ("json", "text"), ("protocol", *READERS)
+    shape = [f for f in formats if f in shapes]
+    reader = [f for f in formats if f in readers]
+    unknown = [f for f in formats if f not in shapes and f not in readers]
+    if unknown or len(shape) > 1 or len(reader) > 1:
+        said = f"{unknown[0]!r} is no format" if unknown else "--format is given twice for the same thing"
+        raise click.BadParameter(f"{said}: output {' or '.join(shapes)}, input {' or '.join(readers)}.")
+    limits = _settings(obj).engine.limits()
+    code = run_check(
+        files,
+        output=output,
+        format="text" if shape == ["text"] else "json",
+        reader=reader[0] if reader else "protocol",
+        limits=limits,
+        strict=strict,
+        verbose=verbose,
+    )
+    sys.exit(code)
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH…")
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder that keeps the position across restarts (default: .sidecar).",
+)
+@click.option(
+    "--format", type=click.Choice(["json", "text"]), default="json", show_default=True, help="Of the findings."
+)
+@click.option(
+    "--findings", type=click.Path(dir_okay=False, path_type=Path), help="Append findings to this file instead."
+)
+@click.option("--halts", type=click.Path(dir_okay=False, path_type=Path), help="Append halts to this file.")
+@_http_option
+@click.pass_obj
+def watch(
+    obj: dict[str, Any],
+    /,
+    paths: tuple[str, ...],
+    state: Path | None,
+    format: Any,
+    findings: Path | None,
+    halts: Path | None,
+    http: str | None,
+) -> None:
+    """Follow JSONL files, and the *.jsonl files of folders, as they are written; no broker is needed.
+
+    Findings go to standard output as they happen. The position is kept in a state folder: a restart neither repeats
+    nor misses anything (on a pipe, the one line that was being written when the process was killed may come again).
+    Files may be rotated or truncated, appear later, and end in the middle of a line.
+
+    \b
+    Examples:
+      sidecar watch /var/log/agents
+      sidecar watch --state /var/lib/sidecar --findings findings.jsonl --halts halts.jsonl agents.jsonl
+    """
+    from sidecar.files.jsonl import InputError
+    from sidecar.files.store import StateError
+    from sidecar.files.watch import watch as run_watch
+
+    settings = _settings(obj, http=http, watch__state_dir=state)
+
+    async def work(stop: asyncio.Event, metrics: "Metrics", health: "Health") -> int:
+        return await run_watch(
+            paths,
+            state_dir=settings.watch.state_dir,
+            stop=stop,
+            limits=settings.engine.limits(),
+            poll_interval=settings.watch.poll_interval,
+            format=format,
+            findings_file=findings,
+            halts_file=halts,
+            metrics=metrics,
+            health=health,
+        )
+
+    try:
+        sys.exit(_serve(settings, work, broker=False))
+    except (InputError, StateError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@cli.command()
+@_kafka_option
+@_http_option
+@click.option("--group-id", help="Consumer group (default: frontier-sidecar). Replicas of one sidecar share it.")
+@click.option(
+    "--guarantee",
+    type=click.Choice(["exactly_once", "at_least_once"]),
+    help="Delivery of findings and halts (default: the setting tail.guarantee).",
+)
+@click.pass_obj
+def run(
+    obj: dict[str, Any],
+    /,
+    bootstrap_servers: str | None,
+    http: str | None,
+    group_id: str | None,
+    guarantee: str | None,
+) -> None:
+    """Tail the input topics on Kafka, and publish findings, halts and dead letters.
+
+    Replicas with the same --group-id share the partitions. Missing topics are created unless topics.create is off.
+    SIGTERM ends it cleanly: what is under way is delivered and committed, the group is left, exit status 0.
+
+    \b
+    Examples:
+      sidecar run --bootstrap-servers kafka-1:9092,kafka-2:9092
+      SIDECAR_KAFKA__SECURITY_PROTOCOL=SASL_SSL … sidecar --config sidecar.yaml run
+    """
+    from sidecar.tail.errors import TailError
+    from sidecar.tail.tail import Tail
+
+    settings = _settings(
+        obj,
+        kafka__bootstrap_servers=bootstrap_servers,
+        http=http,
+        tail__group_id=group_id,
+        tail__guarantee=guarantee,
+    )
+
+    async def work(stop: asyncio.Event, metrics: "Metrics", health: "Health") -> int:
+        tail = Tail(settings, metrics, health)
+
+        async def stopping() -> None:
+            await stop.wait()
+            tail.request_stop()
+
+        waiting = asyncio.create_task(stopping())
+        try:
+            await tail.run()
+        finally:
+            waiting.cancel()
+        return 0
+
+    try:
+        sys.exit(_serve(settings, work, broker=True))
+    except TailError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@cli.command()
+@_kafka_option
+@click.argument("files", nargs=-1, required=True, metavar="FILE…")
+@click.pass_obj
+def emit(obj: dict[str, Any], /, bootstrap_servers: str | None, files: tuple[str, ...]) -> None:
+    """Publish JSONL files (-: standard input), each record keyed by its session, to the topic of its kind.
+
+    Lines that are no records go to the events topic as they are, so that the dead-letter topic shows them.
+
+    \b
+    Examples:
+      sidecar emit session.jsonl
+      my-agent | sidecar emit --bootstrap-servers localhost:9092 -
+    """
+    from sidecar.tail.errors import TailError
+    from sidecar.tail.publish import emit as publish_files
+
+    settings = _settings(obj, kafka__bootstrap_servers=bootstrap_servers)
+    try:
+        published = asyncio.run(publish_files(files, settings))
+    except (TailError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    for refused in published.refused:
+        click.echo(f"{refused.file}:{refused.line}: {refused.reason}", err=True)
+    topics = ", ".join(f"{count} to {topic}" for topic, count in published.topics.items()) or "nothing"
+    click.echo(f"published {topics}; {published.others} lines were no records", err=True)
+    sys.exit(1 if published.refused else 0)
+
+
+@cli.command()
+@_kafka_option
+@click.option("--seed", default=7, show_default=True, help="The fleet is the same for the same seed.")
+@click.option("--agents", default=8, show_default=True, help="Sessions that run at the same time.")
+@click.option("--sessions", default=100, show_default=True, help="Sessions in all.")
+@click.option("--fault-rate", default=0.3, show_default=True, help="Share of sessions that a fault is planted in.")
+@click.option("--rate", type=float, help="Records per second (default: as fast as they are taken).")
+@click.option("--stdout", is_flag=True, help="Write the records as JSONL to standard output instead of publishing.")
+@click.option(
+    "--planted",
+    type=click.Path(dir_okay=False, path_type=Path, writable=True),
+    help="Write what was planted to this file: a JSON object a line, with the findings that have to come of it.",
+)
+@click.pass_obj
+def simulate(
+    obj: dict[str, Any],
+    /,
+    bootstrap_servers: str | None,
+    seed: int,
+    agents: int,
+    sessions: int,
+    fault_rate: float,
+    rate: float | None,
+    stdout: bool,
+    planted: Path | None,
+) -> None:
+    """Publish a simulated fleet: agents that run, compact, crash and resume, with faults at known rates.
+
+    \b
+    Examples:
+      sidecar simulate --bootstrap-servers localhost:9092 --rate 200
+      sidecar simulate --stdout --seed 3 --planted planted.jsonl | sidecar check -
+    """
+    from sidecar.simulate import FAULTS, FaultRates, Fleet
+    from sidecar.tail.errors import TailError
+    from sidecar.tail.publish import publish
+
+    if not 0 <= fault_rate <= 1:
+        raise click.BadParameter("a share is between 0 and 1", param_hint="--fault-rate")
+    settings = _settings(obj, kafka__bootstrap_servers=bootstrap_servers)
+    fleet = Fleet(seed, agents=agents, sessions=sessions, faults=FaultRates.uniform(fault_rate, FAULTS))
+    if stdout:
+        for message in fleet.messages():
+            sys.stdout.buffer.write(message.value + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        try:
+            published = asyncio.run(publish(fleet.messages(), settings, rate=rate))
+        except TailError as error:
+            raise click.ClickException(str(error)) from None
+        topics = ", ".join(f"{count} to {topic}" for topic, count in published.topics.items())
+        click.echo(f"published {topics}; planted {len(fleet.planted)} faults in {sessions} sessions", err=True)
+    if planted is not None:
+        planted.write_bytes(b"".join(msgspec.json.encode(p, order="deterministic") + b"\n" for p in fleet.planted))
+
+
+@cli.command()
+@_kafka_option
+@click.option("--create", is_flag=True, help="Create the topics that are missing.")
+@click.option(
+    "--partitions", type=click.IntRange(1), help="Partitions of topics that are created (default: the setting)."
+)
+@click.option(
+    "--format",
+    type=click.Choice(["table", "json", "commands"]),
+    default="table",
+    show_default=True,
+    help="How to print them; `commands`: as kafka-topics.sh calls for whoever may create topics.",
+)
+@click.pass_obj
+def topics(
+    obj: dict[str, Any], /, bootstrap_servers: str | None, create: bool, partitions: int | None, format: Any
+) -> None:
+    """Print, or create, every topic that the sidecar needs, with its partitions and cleanup policy.
+
+    Both input topics need the same number of partitions, so that a session's records meet in one task.
+
+    \b
+    Examples:
+      sidecar topics
+      sidecar topics --create --partitions 12 --bootstrap-servers kafka-1:9092
+      sidecar topics --format commands
+    """
+    from sidecar.tail.errors import TailError
+    from sidecar.tail.topics import create_missing, plan, render
+
+    settings = _settings(obj, kafka__bootstrap_servers=bootstrap_servers)
+    if create:
+        try:
+            done = asyncio.run(create_missing(settings, create=True, partitions=partitions))
+        except TailError as error:
+            raise click.ClickException(str(error)) from None
+        for spec in done.existing:
+            click.echo(f"exists   {spec.name}")
+        for spec in done.created:
+            click.echo(f"created  {spec.name} ({spec.partitions} partitions)")
+    else:
+        click.echo(render(plan(settings, partitions), format, ",".join(settings.kafka.bootstrap_servers)))
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the catalogue for programs.")
+def rules(name: str | None, as_json: bool) -> None:
+    """List the rules, or explain one: what it means, why it matters, what to do.
+
+    \b
+    Examples:
+      sidecar rules
+      sidecar rules edge_hallucinated
+      sidecar rules --json
+    """
+    from difflib import get_close_matches
+
+    from sidecar.engine import rules_text
+    from sidecar.engine.rules import CATALOGUE
+
+    if name is not None and name not in CATALOGUE:
+        close = get_close_matches(name, CATALOGUE, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else " `sidecar rules` lists them."
+        raise click.BadParameter(f"there is no rule {name!r}.{hint}", param_hint="NAME")
+    if as_json:
+        entries = [entry for entry in rules_text.as_json() if name in (None, entry["name"])]
+        _print_json(entries[0] if name else entries)
+    else:
+        click.echo(rules_text.explain(name) if name else rules_text.table())
+
+
+@cli.command()
+@click.argument("kind", type=click.Choice(["json-schema", "asyncapi"]), default="json-schema")
+@click.pass_obj
+def schema(obj: dict[str, Any], kind: str) -> None:
+    """Print the JSON Schema of every record, or an AsyncAPI 3 document of every topic.
+
+    Both are made from the types that the sidecar itself decodes and encodes with.
+
+    \b
+    Examples:
+      sidecar schema > records.schema.json
+      sidecar schema asyncapi > asyncapi.json
+    """
+    from sidecar.engine import rules_text
+
+    if kind == "json-schema":
+        _print_json(rules_text.json_schema())
+        return
+    topics = _settings(obj).topics
+    names = {role: getattr(topics, role) for role in ("events", "compactions", "findings", "halts", "halt_acks", "dlq")}
+    _print_json(rules_text.asyncapi(names, topics.partitions))
+
+
+def _print_json(value: object) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _settings(obj: dict[str, Any], **overrides: Any) -> "Settings":
+    """Load the settings and set logging up; a mistake in them ends the program with what to change."""
+    from sidecar.config import Settings, SettingsError
+    from sidecar.observe import logs
+
+    given = {**obj, **overrides}
+    path = given.pop("config", None)
+    try:
+        settings = Settings.load(path, **{key: value for key, value in given.items() if value is not None})
+    except SettingsError as error:
+        raise click.ClickException(str(error)) from None
+    logs.setup(settings.log.level, settings.log.format, library_level=settings.log.library_level)
+    return settings
+
+
+def _serve(
+    settings: "Settings",
+    work: Callable[[asyncio.Event, "Metrics", "Health"], Coroutine[Any, Any, int]],
+    *,
+    broker: bool,
+) -> int:
+    """Serve metrics and health while something works; SIGTERM and Ctrl-C end it cleanly."""
+    import signal
+    import time
+
+    from sidecar.observe.health import Health
+    from sidecar.observe.http import HttpServer, ServeError
+    from sidecar.observe.logs import get_logger
+    from sidecar.observe.metrics import Metrics
+
+    async def serve() -> int:
+        metrics = Metrics(topics=settings.topics.inputs, broker=broker)
+        given = settings.health
+        health = Health(
+            time.monotonic(),
+            stall_after=given.stall_after,
+            join_after=given.join_after,
+            ready_lag=given.ready_lag,
+        )
+        server = HttpServer(settings.http.host, settings.http.port, metrics, health)
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await server.start()
+        get_logger("sidecar").info("serving metrics and health", address=f"http://{server.address}")
+        try:
+            return await work(stop, metrics, health)
+        finally:
+            await server.stop()
+
+    try:
+        return asyncio.run(serve())
+    except ServeError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="sidecar")

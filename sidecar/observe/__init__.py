@@ -1,0 +1,1 @@
+"""What the sidecar tells about itself: metrics, health, logs, and the HTTP server that shows them."""

@@ -1,0 +1,294 @@
+"""The metrics: counted once per batch, kept in one private registry.
+
+Every method takes plain numbers or what the engine hands out anyway, and does work in the size of the batch's
+outcome, never per record. A scrape reads memory and nothing else.
+"""
+
+import platform
+import time
+from collections import Counter as Tally
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from sidecar import __version__
+from sidecar.engine.fold import Counters, Outcome
+from sidecar.observe.catalogue import (
+    FINDING_LABELS,
+    HALT_LABELS,
+    KIND_LABELS,
+    LEVEL_LABELS,
+    SERIES,
+    STATUS_LABELS,
+    WHAT_LABELS,
+    metrics_catalogue,
+)
+
+__all__ = ["Metrics", "metrics_catalogue"]
+
+_TOP_LEVEL = len(LEVEL_LABELS)
+_KINDS = frozenset(KIND_LABELS)
+
+
+class EngineView(Protocol):
+    """Name what the metrics read of an engine."""
+
+    counters: Counters
+
+    def status_counts(self) -> dict[str, int]:
+        """Return how many sessions have each status."""
+
+    def open_halts(self) -> int:
+        """Return how many halts are open."""
+
+    def __len__(self) -> int: ...
+
+
+class _Task(Struct):
+    """Remember what one engine adds to the shared gauges, and where its counters stood."""
+
+    duplicates: int = 0
+    late: int = 0
+    conflicts: int = 0
+    gaps: int = 0
+    open_halts: int = 0
+    sessions: int = 0
+    waiting: int = 0
+    sessions_waiting: int = 0
+    statuses: dict[str, int] = {}
+
+
+class Metrics:
+    """Hold every series of one process.
+
+    Args:
+        registry: where to register; None: a registry of its own, so that two in a process do not collide.
+        topics: the input topics (`watch`: `files`); records of any other are counted as `other`.
+        broker: whether there are brokers; without, `sidecar_broker_up` is absent rather than 0 for ever.
+        started: the time now, in Unix seconds; None: the system's.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry | None = None,
+        *,
+        topics: Iterable[str] = (),
+        broker: bool = True,
+        started: float | None = None,
+    ) -> None:
+        self.registry = registry or CollectorRegistry(auto_describe=True)
+        self._topics: set[str] = set()
+        self._tasks: dict[Hashable, _Task] = {}
+        self._lags: set[tuple[str, int]] = set()
+
+        self._records = self._counter("sidecar_records_total")
+        self._unreadable = self._counter("sidecar_unreadable_records_total")
+        self._dead_letters = self._counter("sidecar_dead_letters_total")
+        self._duplicates = self._counter("sidecar_duplicate_records_total")
+        self._late = self._counter("sidecar_late_records_total")
+        self._conflicts = self._counter("sidecar_conflicting_records_total")
+        self._missing = self._counter("sidecar_missing_positions_total")
+        self._findings = self._counter("sidecar_findings_total")
+        self._halts = self._counter("sidecar_halts_total")
+        self._open_halts = self._gauge("sidecar_open_halts")
+        self._degraded = self._gauge("sidecar_frontier_degraded")
+        self._sessions = self._gauge("sidecar_sessions")
+        self._waiting = self._gauge("sidecar_reorder_waiting_records")
+        self._waiting_in = self._gauge("sidecar_reorder_waiting_sessions")
+        self._survival_checked = self._counter("sidecar_survival_checked_total")
+        self._survival_kept = self._counter("sidecar_survival_kept_total")
+        self._from_record = self._histogram("sidecar_detection_from_record_seconds")
+        self._from_fetch = self._histogram("sidecar_detection_from_fetch_seconds")
+        self._batch = self._histogram("sidecar_batch_records")
+        self._fold = self._histogram("sidecar_fold_seconds")
+        self._lag = self._gauge("sidecar_lag_records")
+        self._broker_up = self._gauge("sidecar_broker_up") if broker else None
+        self._progress = self._gauge("sidecar_last_progress_timestamp_seconds")
+
+        for rule, severity in FINDING_LABELS:
+            self._findings.labels(rule, severity)
+        for status in HALT_LABELS:
+            self._halts.labels(status)
+        for status in STATUS_LABELS:
+            self._degraded.labels(status)
+        for what in WHAT_LABELS:
+            for level in LEVEL_LABELS:
+                self._survival_checked.labels(what, level)
+                self._survival_kept.labels(what, level)
+        self.declare_topics(topics)
+        # Zero would look like decades without progress to whoever subtracts it from the time.
+        self._progress.set(time.time() if started is None else started)
+        self._gauge("sidecar_build_info").labels(__version__, platform.python_version()).set(1)
+
+    def declare_topics(self, topics: Iterable[str]) -> None:
+        """Begin the series of input topics, at zero."""
+        for topic in topics:
+            self._topics.add(topic)
+            self._unreadable.labels(topic)
+            self._dead_letters.labels(topic)
+            for kind in KIND_LABELS:
+                self._records.labels(topic, kind)
+
+    def observe_batch(
+        self, records: Mapping[tuple[str, str], int], unreadable: Mapping[str, int] | None = None, *, now: float
+    ) -> None:
+        """Count one batch that was read.
+
+        Args:
+            records: how many records of each (topic, kind); a kind unknown to the protocol counts as `opaque`.
+            unreadable: how many of each topic could not be read.
+            now: Unix seconds.
+        """
+        size = 0
+        for (topic, kind), count in records.items():
+            self._records.labels(self._topic(topic), kind if kind in _KINDS else "opaque").inc(count)
+            size += count
+        for topic, count in (unreadable or {}).items():
+            self._unreadable.labels(self._topic(topic)).inc(count)
+            size += count
+        if size:
+            self._batch.observe(size)
+            self._progress.set(now)
+
+    def observe_outcome(
+        self, task: Hashable, engine: EngineView, outcome: Outcome, *, seconds: float | None = None
+    ) -> None:
+        """Count what one fold (or expiry) of a task's engine came to, and where the engine stands after it.
+
+        Args:
+            task: whose engine it is (a partition number, a name); see `adopt`.
+            engine: the engine, after the fold.
+            outcome: what the fold returned.
+            seconds: how long a fold of records took; None: not a fold of records.
+        """
+        if seconds is not None:
+            self._fold.observe(seconds)
+        for (rule, severity), count in Tally((f.rule, f.severity) for f in outcome.findings).items():
+            self._findings.labels(rule, severity).inc(count)
+        halts = Tally(halt.status for halt in outcome.halts)
+        for status, count in halts.items():
+            self._halts.labels(status).inc(count)
+        for (what, level), (checked, kept) in outcome.survival.items():
+            label = str(level) if level < _TOP_LEVEL else LEVEL_LABELS[-1]
+            self._survival_checked.labels(what, label).inc(checked)
+            self._survival_kept.labels(what, label).inc(kept)
+        mine = self._tasks.get(task)
+        if mine is None:
+            mine = self._tasks[task] = _Task()
+        # Counting halts as they open and close spares a walk over the sessions in every batch.
+        mine.open_halts += halts["halt"] - halts["clear"]
+        counters = engine.counters
+        self._duplicates.inc(counters.duplicates - mine.duplicates)
+        self._late.inc(counters.late - mine.late)
+        self._conflicts.inc(counters.conflicts - mine.conflicts)
+        self._missing.inc(counters.gaps - mine.gaps)
+        self._stand(mine, engine)
+
+    def adopt(self, task: Hashable, engine: EngineView) -> None:
+        """Take over an engine that has a past (restored or replayed): it shows in the gauges, not in the counters."""
+        mine = self._tasks[task] = _Task()
+        mine.open_halts = engine.open_halts()
+        self._stand(mine, engine)
+
+    def release(self, task: Hashable) -> None:
+        """Let go of a task's engine (its partition was given away): it leaves the gauges."""
+        if self._tasks.pop(task, None):
+            self._show_gauges()
+
+    def observe_detection(self, from_record: Sequence[float], from_fetch: Sequence[float]) -> None:
+        """Count how long findings took to be written, in seconds.
+
+        Args:
+            from_record: since the deciding record's timestamp; clocks may differ, so below zero counts as zero.
+            from_fetch: since the deciding record was fetched.
+        """
+        for seconds in from_record:
+            self._from_record.observe(max(seconds, 0.0))
+        for seconds in from_fetch:
+            self._from_fetch.observe(max(seconds, 0.0))
+
+    def observe_dead_letters(self, topics: Mapping[str, int]) -> None:
+        """Count dead letters that were written, by the topic the record came from."""
+        for topic, count in topics.items():
+            self._dead_letters.labels(self._topic(topic)).inc(count)
+
+    def set_lags(self, lags: Mapping[tuple[str, int], int]) -> None:
+        """Set the lags of all (topic, partition) that this replica reads now; the series of others disappear.
+
+        Args:
+            lags: records up to the high watermark that the fetcher last saw.
+        """
+        for topic, partition in self._lags - lags.keys():
+            self._lag.remove(topic, str(partition))
+        for (topic, partition), lag in lags.items():
+            self._lag.labels(topic, str(partition)).set(max(lag, 0))
+        self._lags = set(lags)
+
+    def set_broker_up(self, up: bool) -> None:
+        """Say whether the brokers answer."""
+        if self._broker_up is not None:
+            self._broker_up.set(up)
+
+    def exposition(self, accept: str | None = None) -> tuple[bytes, str]:
+        """Return all series as text, and its content type.
+
+        Args:
+            accept: the request's `Accept` header, which decides between Prometheus text and OpenMetrics.
+        """
+        encode, content_type = choose_encoder(accept or "")
+        return encode(_WithoutCreated(self.registry)), content_type
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _stand(self, mine: _Task, engine: EngineView) -> None:
+        counters = engine.counters
+        mine.duplicates, mine.late = counters.duplicates, counters.late
+        mine.conflicts, mine.gaps = counters.conflicts, counters.gaps
+        mine.waiting, mine.sessions_waiting = counters.waiting, counters.sessions_waiting
+        mine.sessions, mine.statuses = len(engine), engine.status_counts()
+        self._show_gauges()
+
+    def _show_gauges(self) -> None:
+        tasks = self._tasks.values()
+        self._open_halts.set(sum(task.open_halts for task in tasks))
+        self._sessions.set(sum(task.sessions for task in tasks))
+        self._waiting.set(sum(task.waiting for task in tasks))
+        self._waiting_in.set(sum(task.sessions_waiting for task in tasks))
+        for status in STATUS_LABELS:
+            self._degraded.labels(status).set(sum(task.statuses.get(status, 0) for task in tasks))
+
+    def _topic(self, topic: str) -> str:
+        return topic if topic in self._topics else "other"
+
+    def _counter(self, name: str) -> Counter:
+        series = SERIES[name]
+        return Counter(series.name, series.help, series.labels, registry=self.registry)
+
+    def _gauge(self, name: str) -> Gauge:
+        series = SERIES[name]
+        return Gauge(series.name, series.help, series.labels, registry=self.registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        series = SERIES[name]
+        return Histogram(series.name, series.help, series.labels, registry=self.registry, buckets=series.buckets)
+
+
+class _WithoutCreated(Collector):
+    """Leave out the `_created` series, which double what is stored and which nothing here is read from.
+
+    prometheus_client can only turn them off for the whole process.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families without them."""
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family

@@ -1,0 +1,117 @@
+"""The documents say what the code says, their links lead somewhere, and no file names a machine."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sidecar.engine.fold import COMPARED, GAP_FINDINGS
+from sidecar.engine.limits import Limits
+from sidecar.engine.rules import CATALOGUE
+from sidecar.engine.rules_text import as_json, catalogue_markdown, explain, rows, table
+from sidecar.protocol.fields import FIELDS
+from sidecar.protocol.records import KINDS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PROTOCOL = (DOCS / "protocol.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+
+
+def test_made_documents_are_what_the_code_says() -> None:
+    assert (DOCS / "rules.md").read_text(encoding="utf-8") == catalogue_markdown(), "run `make docs`"
+    check = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "docs.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_every_rule_is_told_in_every_way() -> None:
+    assert {row[0] for row in rows()} == set(CATALOGUE)
+    assert [rule["name"] for rule in as_json()] == list(CATALOGUE)
+    for name, rule in CATALOGUE.items():
+        assert name in table()
+        text = explain(name)
+        assert all(part in text for part in (rule.meaning, rule.why, rule.remedy, rule.severity, rule.disposition))
+
+
+def test_as_json_tells_what_halts() -> None:
+    halting = {rule["name"] for rule in as_json() if rule["halts"]}
+    assert {"log_conflict", "constraint_dropped", "generation_mismatch"} <= halting
+    assert not {"log_gap", "edge_dropped", "referent_orphaned"} & halting
+
+
+def test_explain_refuses_an_unknown_rule() -> None:
+    with pytest.raises(KeyError):
+        explain("log_gasp")
+
+
+def test_protocol_has_every_rule() -> None:
+    told = set(re.findall(r"^\| `(\w+)` \|", PROTOCOL, re.MULTILINE))
+    assert set(CATALOGUE) <= told
+
+
+def test_protocol_has_every_kind_and_field() -> None:
+    named = set(re.findall(r"`(\w+)`", PROTOCOL))
+    assert set(KINDS) <= named
+    assert {field.rpartition(".")[2] for field in FIELDS} <= named
+
+
+def test_protocol_has_the_engine_s_bounds() -> None:
+    limits = Limits()
+    for bound in (limits.max_waiting, limits.checkpoints, limits.positions, limits.nodes, limits.calls):
+        assert f"| {bound:,} |" in PROTOCOL
+    assert f"| {limits.max_wait:g} s |" in PROTOCOL
+    assert f"last {COMPARED:,} positions" in PROTOCOL
+    assert f"| {GAP_FINDINGS:,} |" in PROTOCOL
+    for name, workload in limits.workloads.items():
+        assert f"`{name}`: {workload.floor:.2f}" in PROTOCOL
+
+
+def _anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in _anchors(target.read_text(encoding="utf-8")), link
+
+
+# Put together here so that this file does not find itself.
+_FORBIDDEN = ["/" + "work/", "/" + "tmp/v/", "/" + "root/", "files.python" + "hosted", "pypi" + ".org"]
+
+
+def _files() -> list[Path]:
+    """List what is or would be committed; without git (a source archive), the text files in the known places."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listing.returncode == 0 and listing.stdout:
+        return [ROOT / name for name in listing.stdout.decode().split("\0") if name]
+    paths = [path for folder in ("sidecar", "tests", "docs", ".ci") for path in (ROOT / folder).rglob("*")]
+    return [path for path in paths if "__pycache__" not in path.parts]
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    found = []
+    for path in _files():
+        # The lock file names the packages' addresses by its nature.
+        if path.name == "uv.lock" or not path.is_file():
+            continue
+        text = path.read_bytes().decode("utf-8", "replace")
+        found += [f"{path.relative_to(ROOT)}: {word}" for word in _FORBIDDEN if word in text]
+    assert found == []

@@ -1,0 +1,230 @@
+"""What the engine promises beside the rules: its order, its bounds, its state."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sidecar.engine.fold import GAP_FINDINGS, STATE_VERSION, Arrival, Engine, Outcome, UnknownState
+from sidecar.engine.limits import Limits
+from sidecar.engine.rules import CATALOGUE
+from sidecar.engine.status import LISTED
+from sidecar.protocol.decode import decode
+from sidecar.protocol.outputs import Source
+from sidecar.protocol.records import Hole
+
+
+def row(kind: str, seq: int | None = None, session: str = "s", **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "session_id": session, **({} if seq is None else {"seq": seq}), **fields}
+
+
+def message(seq: int, text: str = "turn", session: str = "s") -> dict[str, Any]:
+    return row("message", seq, session, text=text)
+
+
+def checkpoint(name: str, seq: int | None, hi: int, **fields: Any) -> dict[str, Any]:
+    given = {"node_id": "n", "summary_generation": 1, "level": 1, "turn": 1, "frontier_lo": 1, "asserted_edges": []}
+    return row("checkpoint", seq, checkpoint_id=name, frontier_hi=hi, **{**given, **fields})
+
+
+def summary(node: str, seq: int, hi: int, generation: int = 1, **fields: Any) -> dict[str, Any]:
+    return row("summary", seq, node_id=node, generation=generation, level=1, frontier_lo=1, frontier_hi=hi, **fields)
+
+
+def arrive(*rows: dict[str, Any]) -> list[Arrival]:
+    return [(*decode(json.dumps(r).encode()), Source("t", 0, i)) for i, r in enumerate(rows)]
+
+
+def rules(outcome: Outcome) -> list[str]:
+    return [f.rule for f in outcome.findings]
+
+
+def test_a_session_can_wait_only_so_many_records_for_a_gap() -> None:
+    engine = Engine(Limits(max_waiting=3))
+    assert not engine.fold(arrive(message(1), message(3), message(4), message(5)), 0.0).findings
+    assert engine.counters.waiting == 3
+    outcome = engine.fold(arrive(message(6)), 0.0)
+    assert [(f.rule, f.position) for f in outcome.findings] == [("log_gap", 2)]
+    assert engine.counters.waiting == 0
+    engine.fold(arrive(message(2)), 0.0)
+    assert engine.counters.late == 1
+
+
+def test_a_session_can_wait_only_so_long_for_a_gap() -> None:
+    engine = Engine(Limits(max_wait=5.0))
+    engine.fold(arrive(message(1), message(3)), 100.0)
+    assert not engine.expire(104.9).findings
+    assert rules(engine.expire(105.0)) == ["log_gap"]
+    assert engine.counters.sessions_waiting == 0
+
+
+def test_each_gap_has_its_own_time() -> None:
+    engine = Engine(Limits(max_wait=5.0))
+    engine.fold(arrive(message(1), message(3), message(5)), 0.0)
+    assert [f.position for f in engine.expire(5.0).findings] == [2]
+    assert not engine.expire(9.9).findings
+    assert [f.position for f in engine.expire(10.0).findings] == [4]
+
+
+def test_a_record_without_seq_can_wait_only_so_long() -> None:
+    engine = Engine(Limits(max_wait=5.0))
+    engine.fold(arrive(message(1), checkpoint("c", None, 4)), 0.0)
+    outcome = engine.expire(5.0)
+    assert rules(outcome) == ["log_gap", "frontier_unverified", "generation_mismatch"]
+    assert {f.position for f in outcome.findings} == {1}
+    assert engine.counters.waiting == 0
+    # The log has not advanced, and nothing is missing from it.
+    assert not engine.fold(arrive(message(2), message(3)), 6.0).findings
+
+
+def test_a_position_far_ahead_costs_a_bounded_number_of_findings() -> None:
+    engine = Engine()
+    engine.fold(arrive(message(1), message(2**62)), 0.0)
+    outcome = engine.finish()
+    assert len(outcome.findings) == GAP_FINDINGS + 1
+    assert outcome.findings[-1].evidence["missing"] == [2 + GAP_FINDINGS, 2**62 - 1]
+    assert not engine.fold(arrive(message(2**62 + 1)), 0.0).findings
+    engine.fold(arrive(message(77)), 0.0)
+    assert engine.counters.late == 1
+
+
+def test_an_old_repetition_counts_as_a_duplicate() -> None:
+    engine = Engine()
+    engine.fold(arrive(*(message(i) for i in range(1, 3001))), 0.0)
+    assert not engine.fold(arrive(message(1000, "forged")), 0.0).findings
+    assert rules(engine.fold(arrive(message(2999, "forged")), 0.0)) == ["log_conflict"]
+    assert rules(engine.fold(arrive(message(2999, "forged again")), 0.0)) == []
+    assert engine.counters.duplicates == 1
+
+
+@pytest.mark.parametrize("at", [1977, 1976])
+def test_contents_are_compared_for_the_last_1024_positions(at: int) -> None:
+    engine = Engine()
+    engine.fold(arrive(*(message(i) for i in range(1, 3001))), 0.0)
+    conflict = engine.fold(arrive(message(at, "forged")), 0.0).findings
+    assert bool(conflict) == (at > 3000 - 1024)
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ({"text": "turn", "seq": 1, "session_id": "s", "kind": "message"}, True),
+        ({"kind": "message", "session_id": "s", "seq": 1, "text": "turn", "tenant": None, "agent": ""}, True),
+        ({"kind": "message", "session_id": "s", "seq": 1, "text": "turn", "ts": "no time"}, True),
+        ({"kind": "message", "session_id": "s", "seq": 1, "text": "turn", "as_of_seq": 7}, True),
+        ({"kind": "message", "session_id": "s", "seq": 1, "text": "other"}, False),
+        ({"kind": "thought", "session_id": "s", "seq": 1, "text": "turn"}, False),
+        ({"kind": "message", "session_id": "s", "seq": 1, "text": "turn", "more": 0}, False),
+        ({"kind": "message", "session_id": "s", "seq": 1, "text": "turn", "ts": "2026-01-01T00:00:00Z"}, False),
+    ],
+)
+def test_content_is_compared_whole_however_it_is_written(other: dict[str, Any], same: bool) -> None:
+    engine = Engine()
+    outcome = engine.fold(arrive(message(1), other), 0.0)
+    assert rules(outcome) == ([] if same else ["log_conflict"])
+
+
+def test_a_conflict_with_a_waiting_record_is_found_when_the_log_gets_there() -> None:
+    engine = Engine()
+    assert not engine.fold(arrive(message(2), message(2, "forged"), message(3)), 0.0).findings
+    outcome = engine.fold(arrive(message(1)), 0.0)
+    assert [(f.rule, f.position) for f in outcome.findings] == [("log_conflict", 2)]
+    assert [h.position for h in outcome.halts] == [2]
+
+
+def test_an_unreadable_record_takes_its_position() -> None:
+    engine = Engine()
+    hole: Arrival = (Hole(session_id="s", seq=2), 0, Source("t", 0, 7))
+    outcome = engine.fold([*arrive(message(1)), hole, *arrive(message(3), message(2))], 0.0)
+    assert [(f.rule, f.position, f.source) for f in outcome.findings] == [("log_gap", 2, Source("t", 0, 7))]
+    assert engine.counters.late == 1
+
+
+def test_an_unreadable_record_at_a_taken_position_changes_nothing() -> None:
+    engine = Engine()
+    engine.fold([*arrive(message(1)), (Hole(session_id="s", seq=1), 0, None)], 0.0)
+    engine.fold([*arrive(message(3)), (Hole(session_id="s", seq=3), 0, None), *arrive(message(2))], 0.0)
+    assert not engine.finish().findings
+
+
+def test_a_halt_lists_a_bounded_number_of_open_halts() -> None:
+    engine = Engine()
+    acts = [row("action", i, action_id="a", irreversible=True) for i in range(1, LISTED + 12)]
+    halts = engine.fold(arrive(*acts), 0.0).halts
+    assert [len(h.open_halts) for h in halts[-3:]] == [LISTED] * 3
+    assert halts[-1].open_halts[-1] == halts[-1].halt_id
+    assert engine.open_halts() == len(acts)
+    edge = row("summary", len(acts) + 1, node_id="n", generation=1, level=1, frontier_lo=1, frontier_hi=1)
+    outcome = engine.fold(arrive(edge, checkpoint("c", len(acts) + 2, 1)), 0.0)
+    assert outcome.halts[-1].open_halts == []
+    assert engine.open_halts() == 0
+
+
+def test_findings_carry_who_and_where() -> None:
+    record = row("action", 1, action_id="a", irreversible=True, tenant="acme", agent="planner", model="m")
+    finding = Engine().fold(arrive(record), 0.0).findings[0]
+    assert (finding.tenant, finding.agent, finding.model) == ("acme", "planner", "m")
+    assert finding.source == Source("t", 0, 0)
+
+
+def test_survival_is_counted_by_level() -> None:
+    rows = [
+        row("constraint", 1, constraint_id="a", polarity="negative"),
+        row("constraint", 2, constraint_id="b", polarity="negative"),
+        row("fact", 3, fact_id="f", anchor="x"),
+        row("referent_added", 4, referent_id="r"),
+        summary("n", 5, 4, negative_constraints=["a"], facts={"f": "x"}, referents=["r", "gone"]),
+    ]
+    assert Engine().fold(arrive(*rows), 0.0).survival == {
+        ("constraint", 1): [2, 1],
+        ("fact", 1): [1, 1],
+        ("referent", 1): [2, 1],
+    }
+
+
+def test_a_state_of_another_version_is_refused() -> None:
+    state = Engine().dump()
+    assert state[1] == STATE_VERSION
+    with pytest.raises(UnknownState, match="version 99"):
+        Engine.load(bytes([state[0], 99]) + state[2:])
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, 40])
+def test_a_damaged_state_is_refused(cut: int) -> None:
+    engine = Engine()
+    engine.fold(arrive(message(1), row("authorization", 2, action_id="a", precondition_id="p")), 0.0)
+    with pytest.raises(UnknownState):
+        Engine.load(engine.dump()[:cut])
+
+
+def test_the_clock_survives_a_restart() -> None:
+    engine = Engine(Limits(max_wait=5.0))
+    engine.fold(arrive(message(1), message(3)), 100.0)
+    again = Engine.load(engine.dump(), engine.limits)
+    assert not again.expire(104.0).findings
+    assert rules(again.expire(105.0)) == ["log_gap"]
+
+
+def test_every_rule_can_be_found_in_the_cases_or_by_the_judge() -> None:
+    from tests.judge.naive import SEVERITY_AND_DISPOSITION
+
+    assert set(CATALOGUE) == set(SEVERITY_AND_DISPOSITION)
+    for name, rule in CATALOGUE.items():
+        assert (rule.severity, rule.disposition) == SEVERITY_AND_DISPOSITION[name], name
+
+
+def test_positions_behind_what_is_kept_are_unverified_and_edges_stay_decidable() -> None:
+    engine = Engine(Limits(positions=1024))
+    rows = [row("authorization", 1, action_id="a", precondition_id="p")]
+    rows += [message(i) for i in range(2, 3072)]
+    rows += [
+        row("action", 3072, action_id="a", irreversible=True),
+        summary("n", 3073, 3072),
+        checkpoint("c", 3074, 3072, asserted_edges=[["a", "p"], ["a", "forged"]]),
+    ]
+    outcome = engine.fold(arrive(*rows), 0.0)
+    assert sorted(rules(outcome)) == ["edge_hallucinated", "frontier_unverified"]
+    unverified = next(f for f in outcome.findings if f.rule == "frontier_unverified")
+    assert unverified.evidence["reasons"] == {"kept_from": 3074 - 1024 + 1}
