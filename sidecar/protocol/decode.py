@@ -15,7 +15,10 @@ from xxhash import xxh3_64_intdigest
 from sidecar.protocol.records import KINDS, MAX_INT, Opaque, Record
 
 _IDS = frozenset(
-    ["session_id", "action_id", "precondition_id", "referent_id", "constraint_id", "fact_id", "call_key", "node_id", "checkpoint_id", "tenant", "agent", "model"]
+    (
+        *("session_id", "tenant", "agent", "model", "checkpoint_id", "node_id"),
+        *("action_id", "precondition_id", "referent_id", "constraint_id", "fact_id", "call_key"),
+    )
 )
 
 _parse = msgspec.json.Decoder().decode
@@ -60,7 +63,7 @@ def decode(raw: bytes | None) -> tuple[Record, int]:
     try:
         fields = _parse(raw)
     except msgspec.ValidationError:
-        fields = json.loads(raw)  # a number out of a double's range: JSON all the same
+        fields = _parse_large_numbers(raw)
     except RecursionError:
         raise _nested_too_deeply(raw) from None
     except (msgspec.DecodeError, UnicodeError) as error:
@@ -68,14 +71,14 @@ def decode(raw: bytes | None) -> tuple[Record, int]:
     if type(fields) is not dict:
         raise Unreadable(f"expected a JSON object, got {_json_type(fields)}")
     if not all(fields.values()):  # a quick "nothing absent here" for most records
-        fields = _without_absent(fields)
+        fields = {k: v for k, v in fields.items() if v is not None and not (v == "" and k in _IDS)}
     if "as_of_seq" in fields and "seq" in fields:
         del fields["as_of_seq"]
     kind = fields.get("kind")
     if kind == "summary":
         for name in ("facts", "retention"):
             if type(inner := fields.get(name)) is dict and None in inner.values():
-                fields[name] = _without_absent(inner)
+                fields[name] = {k: v for k, v in inner.items() if v is not None}
     try:
         cls, check = _KINDS.get(kind, _OPAQUE)
         if cls is Opaque and type(kind) is not str:
@@ -94,8 +97,18 @@ def decode(raw: bytes | None) -> tuple[Record, int]:
     return record, xxh3_64_intdigest(_canonical(fields))
 
 
-def _without_absent(fields: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in fields.items() if v is not None and not (v == "" and k in _IDS)}
+def _parse_large_numbers(raw: bytes) -> Any:
+    """Parse what is JSON all the same but has a number outside of a double's range."""
+    try:
+        return json.loads(raw, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _nested_too_deeply(raw) from None
+    except ValueError as error:
+        raise Unreadable(f"not JSON: {error}") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _range(record: Any) -> str | None:

@@ -36,13 +36,13 @@ class Record(Struct, kw_only=True, gc=False, tag_field="kind"):
     model: OptionalId | None = None
 
 
-class Event(Record, tag=False, gc=False):
+class Event(Record, kw_only=True, gc=False):
     """Mark the log events: they need a `seq`."""
 
     seq: Position
 
 
-class Compaction(Record, tag=False, gc=False):
+class Compaction(Record, kw_only=True, gc=False):
     """Mark the compaction records: without a `seq` they are placed by `as_of_seq`."""
 
     as_of_seq: Count | None = None
