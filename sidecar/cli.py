@@ -85,6 +85,32 @@ def cli(ctx: click.Context, config: Path | None, log_level: str | None, log_form
 
 
 @cli.command()
+@_kafka_option
+@_http_option
+@click.option("--seed", default=7, show_default=True, help="The fleet is the same for the same seed.")
+@click.option("--agents", default=24, show_default=True, help="Sessions that run at the same time.")
+@click.option("--sessions", default=168, show_default=True, help="Sessions in all.")
+@click.option("--seconds", default=11.0, show_default=True, help="How long the fleet takes to run.")
+@click.option("--keep", is_flag=True, help="Go on serving metrics at the end, until Ctrl-C.")
+@click.pass_obj
+def demo(obj: dict[str, Any], /, bootstrap_servers: str | None, http: str | None, keep: bool, **fleet: Any) -> None:
+    """Show it working: an embedded broker, a simulated fleet with planted faults, and the tail on it.
+
+    Findings are shown as they happen. At the end a table compares what was planted with what was flagged; the exit
+    status is 0 if everything planted was flagged and nothing else. Needs the extra frontier-sidecar[demo]; without it
+    (or with --bootstrap-servers) it says what it runs on instead.
+    """
+    from sidecar.demo import demo as run_demo
+
+    settings = _settings(obj)
+    work = run_demo(http=http, bootstrap_servers=bootstrap_servers, settings=settings, keep=keep, **fleet)
+    try:
+        sys.exit(asyncio.run(work))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@cli.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
 @click.option(
     "--output",
