@@ -25,14 +25,15 @@ class Context:
     """Carry what one fold hands to its rules: the limits, and where findings, halts and counts go.
 
     `survival` counts by (what, summary level) how many prohibitions, facts and referents a summary should
-    carry, and how many it does; `found` are the findings of the record being judged.
+    carry, and how many it does. `found` are the findings of the record being judged, `findings` those of all before.
     """
 
-    __slots__ = ("found", "halts", "limits", "survival")
+    __slots__ = ("findings", "found", "halts", "limits", "survival")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.found: list[Finding] = []
+        self.findings: list[Finding] = []
         self.halts: list[Halt] = []
         self.survival: dict[tuple[str, int], list[int]] = {}
 

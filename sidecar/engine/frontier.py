@@ -172,6 +172,21 @@ def judge_gap(ctx: Context, session: Session, first: int, last: int) -> None:
         )
 
 
+def distrust(ctx: Context, session: Session, lost: str) -> None:
+    """Make a session unverifiable, because records of it may be gone that nobody has seen."""
+    session.lost = True
+    tree = session.tree
+    if tree is None:
+        return
+    for written in tree.checkpoints.values():
+        if written.id == tree.newest and not written.flags & (UNVERIFIED | AHEAD):
+            reasons = {"records_lost": lost}
+            ctx.blame_checkpoint(
+                session, written, "frontier_unverified", witness=[written.position], evidence={"reasons": reasons}
+            )
+        written.flags |= UNVERIFIED
+
+
 def find(frontier: Frontier, action: str, precondition: str) -> Edge | None:
     """Return an edge that was granted at some time, or None."""
     held = frontier.actions.get(action)

@@ -260,7 +260,11 @@ class OpenHalt(Struct, array_like=True):
 
 
 class Session(Struct, array_like=True):
-    """Keep all that later records of a session can still ask about."""
+    """Keep all that later records of a session can still ask about.
+
+    `lost`: records may be gone that nobody has seen. `status`, `changed` and `seen` serve whoever keeps many sessions:
+    the status last counted, whether anything came since the last snapshot, and when.
+    """
 
     session_id: str
     applied: int = 0
@@ -273,7 +277,10 @@ class Session(Struct, array_like=True):
     recovery: Recovery | None = None
     halts: dict[str, OpenHalt] | None = None
     trimmed: int = 0
+    lost: bool = False
     status: str = ""
+    changed: bool = False
+    seen: float = 0.0
 
 
 def _encode(value: Any) -> Any:
@@ -288,3 +295,14 @@ def _decode(kind: type, value: Any) -> Any:
 
 encode_session = msgspec.msgpack.Encoder(enc_hook=_encode).encode
 decode_session = msgspec.msgpack.Decoder(Session, dec_hook=_decode).decode
+
+
+class Frozen(Struct, frozen=True, gc=False):
+    """Keep a session in its serialised form, with what is asked of it while it sleeps."""
+
+    session_id: str
+    status: str
+    open_halts: int
+    waiting: bool
+    seen: float
+    state: bytes

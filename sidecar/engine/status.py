@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+import msgspec
+
 from sidecar.engine.context import Context, missing_in, stable_id
 from sidecar.engine.rules import HALTING
 from sidecar.engine.state import (
@@ -17,7 +19,8 @@ from sidecar.engine.state import (
     Written,
 )
 from sidecar.engine.tree import basis_unreachable, newest_of
-from sidecar.protocol.outputs import Finding, Halt
+from sidecar.protocol.outputs import Finding, Halt, Source
+from sidecar.protocol.records import Record
 
 STATUSES = ("uncompacted", "verified", "stale", "unverified", "degraded", "lossy", "corrupt")
 """Every status of a session, from best to worst."""
@@ -57,7 +60,7 @@ def session_status(session: Session) -> str:
     if tree is not None and tree.in_force is not None:
         status = checkpoint_status(session, tree, tree.checkpoints[tree.in_force])
     else:
-        status = "unverified" if session.order.missing_lo else "uncompacted"
+        status = "unverified" if session.order.missing_lo or session.lost else "uncompacted"
     return "degraded" if session.halts and status in _HEALTHY else status
 
 
@@ -161,3 +164,19 @@ def _reexpand_from(session: Session, tree: Tree, about: str | None, reason: list
         gone = set(dead)
         tree.candidates = [c for c in tree.candidates if c not in gone]
     return found
+
+
+def conclude(ctx: Context, session: Session, record: Record | None, source: Source | None, position: int) -> None:
+    """Complete the findings of one record, and open its halt."""
+    found = ctx.found
+    if not found:
+        return
+    for finding in found:
+        finding.source = source
+        if record is not None:
+            finding.tenant = record.tenant or msgspec.UNSET
+            finding.agent = record.agent or msgspec.UNSET
+            finding.model = record.model or msgspec.UNSET
+    open_halt(ctx, session, found, position)
+    ctx.findings += found
+    found.clear()

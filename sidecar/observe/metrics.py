@@ -17,7 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sidecar import __version__
-from sidecar.engine.fold import Counters, Outcome
+from sidecar.engine.fold import Outcome
+from sidecar.engine.sequence import Counters
 from sidecar.observe.catalogue import (
     FINDING_LABELS,
     HALT_LABELS,

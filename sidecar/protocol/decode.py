@@ -74,7 +74,7 @@ def decode(raw: bytes | None) -> tuple[Record, int]:
         fields = {k: v for k, v in fields.items() if v is not None and not (v == "" and k in _IDS)}
     if "as_of_seq" in fields and "seq" in fields:
         del fields["as_of_seq"]
-    kind = fields.get("kind")
+    kind: Any = fields.get("kind")
     if kind == "summary":
         for name in ("facts", "retention"):
             if type(inner := fields.get(name)) is dict and None in inner.values():

@@ -160,7 +160,9 @@ def hot_session(number: int, *, compacted: bool) -> Iterator[bytes]:
     base = {"session_id": f"session-{number:06d}"}
     rows: list[dict[str, Any]] = []
     for k in range(20):
-        rows.append({"kind": "authorization", "action_id": f"deploy-{number}-{k}", "precondition_id": f"ok-{number}-{k}"})
+        rows.append(
+            {"kind": "authorization", "action_id": f"deploy-{number}-{k}", "precondition_id": f"ok-{number}-{k}"}
+        )
         rows.append({"kind": "referent_added", "referent_id": f"ref-{number}-{k}"})
         rows.append({"kind": "message", "text": "turn"})
     if compacted:

@@ -132,10 +132,9 @@ def disagreement(lines: Sequence[bytes], *, max_waiting: int | None = None) -> l
         problems += [f"{name}: only the engine has {row}" for row in mine if row not in other]
         problems += [f"{name}: only the judge has {row}" for row in other if row not in mine]
     counters = result.engine.counters
-    if (counters.duplicates, counters.late) != (verdict.duplicates, verdict.late):
-        problems.append(
-            f"duplicates, late: engine {counters.duplicates}, {counters.late}; judge {verdict.duplicates}, {verdict.late}"
-        )
+    ours_counted, theirs_counted = (counters.duplicates, counters.late), (verdict.duplicates, verdict.late)
+    if ours_counted != theirs_counted:
+        problems.append(f"duplicates, late: engine {ours_counted}; judge {theirs_counted}")
     return problems
 
 

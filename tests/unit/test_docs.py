@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.engine.fold import COMPARED, GAP_FINDINGS
 from sidecar.engine.limits import Limits
 from sidecar.engine.rules import CATALOGUE
 from sidecar.engine.rules_text import as_json, catalogue_markdown, explain, rows, table
+from sidecar.engine.sequence import COMPARED, GAP_FINDINGS
 from sidecar.protocol.fields import FIELDS
 from sidecar.protocol.records import KINDS
 

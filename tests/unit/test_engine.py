@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.engine.fold import GAP_FINDINGS, STATE_VERSION, Arrival, Engine, Outcome, UnknownState
+from sidecar.engine.fold import STATE_VERSION, Arrival, Engine, Outcome, UnknownState
 from sidecar.engine.limits import Limits
 from sidecar.engine.rules import CATALOGUE
+from sidecar.engine.sequence import GAP_FINDINGS
 from sidecar.engine.status import LISTED
 from sidecar.protocol.decode import decode
 from sidecar.protocol.outputs import Source
@@ -228,3 +229,110 @@ def test_positions_behind_what_is_kept_are_unverified_and_edges_stay_decidable()
     assert sorted(rules(outcome)) == ["edge_hallucinated", "frontier_unverified"]
     unverified = next(f for f in outcome.findings if f.rule == "frontier_unverified")
     assert unverified.evidence["reasons"] == {"kept_from": 3074 - 1024 + 1}
+
+
+def sessions_with_findings() -> list[Arrival]:
+    """Two sessions: one with a good checkpoint and later a bad one, one that halts."""
+    return arrive(
+        row("authorization", 1, "a", action_id="x", precondition_id="p"),
+        row("action", 1, "b", action_id="x", irreversible=True),
+        {**summary("n", 2, 1), "session_id": "a"},
+        {**checkpoint("c", 3, 1, asserted_edges=[["x", "p"]]), "session_id": "a"},
+        row("message", 2, "b"),
+        row("resume", 4, "a", checkpoint_id="c"),
+        {**checkpoint("d", 5, 4, asserted_edges=[["x", "forged"]]), "session_id": "a"},
+        {**checkpoint("e", 3, 2), "session_id": "b"},
+    )
+
+
+@pytest.mark.parametrize("cut", range(9))
+def test_sleeping_changes_nothing(cut: int) -> None:
+    arrivals = sessions_with_findings()
+    whole, slept = Engine(), Engine()
+    expected = whole.fold(arrivals, 0.0)
+    first = slept.fold(arrivals[:cut], 0.0)
+    slept.take_changed()
+    asleep = slept.shrink(100.0, 10.0)
+    assert asleep == len(slept) == len({a[0].session_id for a in arrivals[:cut]})
+    assert list(slept.states()) == list(Engine.load(slept.dump()).states())
+    second = slept.fold(arrivals[cut:], 200.0)
+    assert first.findings + second.findings == expected.findings
+    assert first.halts + second.halts == expected.halts
+    assert slept.status_counts() == whole.status_counts()
+    assert slept.open_halts() == whole.open_halts()
+
+
+@pytest.mark.parametrize("cut", range(9))
+def test_an_adopted_session_goes_on_where_it_stood(cut: int) -> None:
+    arrivals = sessions_with_findings()
+    whole, before, after = Engine(), Engine(), Engine()
+    expected = whole.fold(arrivals, 0.0)
+    first = before.fold(arrivals[:cut], 0.0)
+    for session_id in before.take_changed():
+        after.adopt(before.freeze(session_id), 50.0)
+    assert after.status_counts() == before.status_counts()
+    second = after.fold(arrivals[cut:], 60.0)
+    assert first.findings + second.findings == expected.findings
+    assert after.status_counts() == whole.status_counts()
+    assert after.open_halts() == whole.open_halts()
+
+
+def test_a_session_that_waits_does_not_sleep_and_wakes_at_once() -> None:
+    engine, other = Engine(), Engine()
+    engine.fold(arrive(message(1), message(3)), 0.0)
+    engine.take_changed()
+    assert engine.shrink(100.0, 10.0) == 0
+    other.adopt(engine.freeze("s"), 1000.0)
+    assert not other.expire(1004.9).findings  # the wait begins anew
+    assert rules(other.expire(1005.0)) == ["log_gap"]
+
+
+def test_changes_are_told_once() -> None:
+    engine = Engine()
+    engine.fold(arrive(message(1), message(1, session="t"), message(3)), 0.0)
+    assert engine.take_changed() == ["s", "t"]
+    assert engine.take_changed() == []
+    engine.fold(arrive(message(2, session="t")), 1.0)
+    assert engine.take_changed() == ["t"]
+    engine.expire(100.0)
+    assert engine.take_changed() == ["s"]
+
+
+def test_what_arrival_or_the_clock_decides_is_told() -> None:
+    engine = Engine(Limits(max_wait=5.0))
+    engine.fold(arrive(message(1), message(2)), 0.0)
+    assert engine.take_decided() == []
+    engine.fold(arrive(message(2, "forged")), 0.0)
+    assert engine.take_decided() == ["s"]
+    engine.fold(arrive(message(4)), 0.0)
+    assert engine.take_decided() == []
+    engine.expire(10.0)
+    assert engine.take_decided() == ["s"]
+    engine.fold(arrive(message(3)), 10.0)  # late
+    assert engine.take_decided() == ["s"]
+    engine.fold(arrive(row("reconcile", None, decision="replay")), 10.0)  # without seq, judged on arrival
+    assert engine.take_decided() == ["s"]
+
+
+def test_idle_sessions_are_forgotten() -> None:
+    engine = Engine()
+    engine.fold(arrive(row("action", 1, "a", action_id="x", irreversible=True)), 0.0)
+    engine.fold(arrive(message(1, session="b")), 90.0)
+    engine.take_changed()
+    engine.shrink(95.0, 50.0)
+    assert engine.drop_idle(100.0, 60.0) == ["a"]
+    assert (len(engine), engine.open_halts(), sum(engine.status_counts().values())) == (1, 0, 1)
+
+
+def test_lost_records_make_every_session_unverifiable() -> None:
+    engine = Engine()
+    engine.fold(arrive(message(1), summary("n", 2, 1), checkpoint("c", 3, 1), message(1, session="t")), 0.0)
+    engine.take_changed()
+    engine.shrink(100.0, 10.0)
+    outcome = engine.distrust("agent.events/0: 10 to 19")
+    assert rules(outcome) == ["frontier_unverified"]
+    assert engine.status_counts()["unverified"] == 2
+    assert not engine.distrust("again").findings
+    # A checkpoint written after that is judged anew.
+    engine.fold(arrive(message(4), summary("n", 5, 4, 2), checkpoint("d", 6, 4, summary_generation=2)), 200.0)
+    assert engine.status_counts()["verified"] == 1
