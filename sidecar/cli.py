@@ -170,6 +170,8 @@ def check(
         limits=limits,
         strict=strict,
         verbose=verbose,
+        stdout=sys.stdout,
+        stderr=sys.stderr,
     )
     sys.exit(code)
 
@@ -227,6 +229,7 @@ def watch(
             format=format,
             findings_file=findings,
             halts_file=halts,
+            stdout=sys.stdout,
             metrics=metrics,
             health=health,
         )

@@ -1,0 +1,120 @@
+"""The command line: it teaches, it says what is wrong, and its exit status can be relied on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sidecar import __version__
+from sidecar.cli import cli
+from sidecar.engine.rules import CATALOGUE
+
+CASES = Path(__file__).parents[1] / "cases"
+NAMES = sorted(path.stem for path in CASES.glob("*.jsonl"))
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(cli, arguments, input=stdin)
+
+
+@pytest.mark.parametrize("command", [*cli.commands])
+def test_every_command_says_what_it_takes(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+    assert len(result.output.splitlines()) > 5
+
+
+def test_the_version() -> None:
+    assert __version__ in run("--version").output
+
+
+def test_an_unknown_command_is_answered_with_a_known_one() -> None:
+    result = run("chekc")
+    assert result.exit_code == 2
+    assert "Did you mean 'check'?" in result.output
+
+
+def test_rules_are_listed_and_explained() -> None:
+    assert all(name in run("rules").output for name in CATALOGUE)
+    assert CATALOGUE["edge_dropped"].remedy in run("rules", "edge_dropped").output
+    assert {rule["name"] for rule in json.loads(run("rules", "--json").output)} == set(CATALOGUE)
+    assert json.loads(run("rules", "edge_dropped", "--json").output)["severity"] == "error"
+    wrong = run("rules", "edge_droped")
+    assert wrong.exit_code == 2
+    assert "Did you mean 'edge_dropped'?" in wrong.output
+
+
+def test_schemas_are_printed() -> None:
+    assert "$defs" in json.loads(run("schema").output)
+    assert json.loads(run("schema", "asyncapi").output)["asyncapi"].startswith("3.")
+
+
+def test_topics_are_printed() -> None:
+    assert "agent.compactions" in run("topics").output
+    assert {t["name"] for t in json.loads(run("topics", "--format", "json").output)} >= {"agent.events", "agent.halts"}
+    assert "kafka-topics.sh" in run("topics", "--format", "commands", "--partitions", "9").output
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cases(name: str) -> None:
+    path = str(CASES / f"{name}.jsonl")
+
+    def expected(what: str) -> list[dict[str, object]]:
+        return json.loads((CASES / f"{name}.{what}.json").read_text())  # type: ignore[no-any-return]
+
+    found = [json.loads(line) for line in run("check", path).stdout.splitlines()]
+    assert {(f["rule"], f["subject"]["id"]) for f in found} == {tuple(pair) for pair in expected("expected")}
+    halts = [json.loads(line) for line in run("check", path, "--output", "halts").stdout.splitlines()]
+    wanted = expected("halts")
+    assert [{key: halt[key] for key in want} for halt, want in zip(halts, wanted, strict=True)] == wanted
+    sessions = [json.loads(line) for line in run("check", path, "--output", "sessions").stdout.splitlines()]
+    assert [{**s, "open_halts": len(s["open_halts"])} for s in sessions] == expected("sessions")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "status"),
+    [
+        ([str(CASES / "clean-session.jsonl")], None, 0),
+        ([str(CASES / "stale-on-authorization.jsonl")], None, 1),
+        ([str(CASES / "no-such-file.jsonl")], None, 2),
+        (["-"], "", 2),
+        (["-"], "no record\n", 2),
+        (["-"], '{"kind": "message", "session_id": "s", "seq": 1}\nno record\n', 0),
+        (["-", "--strict"], '{"kind": "message", "session_id": "s", "seq": 1}\nno record\n', 2),
+    ],
+)
+def test_the_exit_status_of_check(arguments: list[str], stdin: str | None, status: int) -> None:
+    assert run("check", *arguments, stdin=stdin).exit_code == status
+
+
+@pytest.mark.parametrize(
+    ("formats", "problem"),
+    [(["yaml"], "'yaml' is no format"), (["json", "text"], "given twice")],
+)
+def test_formats_are_checked(formats: list[str], problem: str) -> None:
+    options = [word for f in formats for word in ("--format", f)]
+    result = run("check", *options, str(CASES / "clean-session.jsonl"))
+    assert result.exit_code == 2
+    assert problem in result.output
+
+
+def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "sidecar.yaml"
+    config.write_text("engine:\n  max_wiat: 3\n")
+    result = run("--config", str(config), "check", str(CASES / "clean-session.jsonl"))
+    assert result.exit_code == 1
+    assert "engine.max_wiat" in result.output
+    assert "max_wait" in result.output
+
+
+def test_the_simulated_fleet_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.jsonl"
+    one = run("simulate", "--stdout", "--sessions", "5", "--planted", str(planted))
+    two = run("simulate", "--stdout", "--sessions", "5")
+    assert one.stdout == two.stdout
+    assert one.stdout
+    assert all(json.loads(line)["fault"] for line in planted.read_text().splitlines())
