@@ -23,6 +23,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
+class _Unusable(click.ClickException):
+    """Say that what was named cannot be used; the exit status of `check` and `watch` for that is 2."""
+
+    exit_code = 2
+
+
 class _Group(click.Group):
     """Keep the commands in the order in which they are met, and suggest what may have been meant."""
 
@@ -237,7 +243,7 @@ def watch(
     try:
         sys.exit(_serve(settings, work, broker=False))
     except (InputError, StateError) as error:
-        raise click.ClickException(str(error)) from None
+        raise _Unusable(str(error)) from None
 
 
 @cli.command()

@@ -1,0 +1,311 @@
+"""`sidecar watch`: follow JSONL files, and say what is found as it happens.
+
+**What a restart repeats or misses.** Before anything is written out, the state is saved: how far each file has been
+read, the whole engine, and the lines that are about to be written (the outbox). After a restart, however the process
+ended, reading goes on where that state stood, and first what of its outbox had not got out is written. So:
+
+- nothing is missed, and nothing read twice, by a clean stop, a crash or `kill -9`;
+- in a file (`findings_file`, `halts_file`, `dead-letters.jsonl`, standard output appended to a file) every line is
+  there exactly once: the file is compared with the outbox;
+- on a pipe or terminal no line is missing; if the process is killed between writing a line and noting that, that one
+  line comes again, with the same `finding_id`. More cannot be had: nobody can ask a pipe what was read from it;
+- a full disk stops the watch with an error; started again, it goes on with nothing lost.
+
+The state is saved as a whole. For many sessions that takes a while, so saving takes at most about a tenth of the
+time, and what is found meanwhile is written out together.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, TextIO
+
+import msgspec
+import structlog
+
+from sidecar.engine.fold import Arrival, Engine, Outcome, UnknownState
+from sidecar.engine.limits import Limits
+from sidecar.files.follow import Follower
+from sidecar.files.jsonl import MAX_LINE, Line, explain
+from sidecar.files.observed import Batch, Observed, stamps
+from sidecar.files.outbox import Output, appended, standard
+from sidecar.files.report import finding_text
+from sidecar.files.store import State, StateError, Store
+from sidecar.observe.health import Health
+from sidecar.observe.metrics import Metrics
+from sidecar.protocol.decode import Unreadable, decode
+from sidecar.protocol.outputs import DeadLetter, Source
+from sidecar.protocol.records import Hole
+
+POLL_INTERVAL = 0.2
+SAVE_INTERVAL = 1.0
+"""How often, in seconds, the position is saved while nothing is found."""
+
+SAVING_SHARE = 10
+"""How many times as long as a save took is waited before the next one."""
+
+LOGGED = 5
+"""How many unreadable lines of a batch are logged one by one."""
+
+DEAD_LETTERS = "dead-letters.jsonl"
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def watch(
+    paths: Sequence[str],
+    *,
+    state_dir: Path | str,
+    stop: asyncio.Event,
+    limits: Limits | None = None,
+    poll_interval: float = POLL_INTERVAL,
+    format: Literal["json", "text"] = "json",
+    findings_file: Path | str | None = None,
+    halts_file: Path | str | None = None,
+    stdout: TextIO = sys.stdout,
+    metrics: Metrics | None = None,
+    health: Health | None = None,
+    max_line: int = MAX_LINE,
+) -> int:
+    """Follow files until told to stop.
+
+    Args:
+        paths: JSONL files, which may appear later, and folders, whose `*.jsonl` files are followed.
+        state_dir: where the position is kept; one watch at a time uses it.
+        stop: ends the watch; what has been found is written out and the position saved first.
+        limits: how long gaps are waited for, and what is kept.
+        poll_interval: seconds between two looks at the files.
+        format: `text` writes findings as blocks for a person.
+        findings_file: append the findings to this file instead of writing them to standard output.
+        halts_file: append the halts to this file (default: they are not written).
+        metrics: counts what happens, once a batch.
+        health: is told of every look at the files; its clock is `time.monotonic`.
+        max_line: longest line in bytes.
+
+    Returns:
+        The exit code: 0, or 141 when the reader of standard output is gone.
+
+    Raises:
+        StateError: the state folder or an output cannot be used (another watch, damage, a full disk).
+        InputError: a path is neither a file nor a folder.
+    """
+    with ExitStack() as stack:
+        store = stack.enter_context(Store(Path(state_dir)))
+        outputs: dict[str, Output] = {
+            "findings": standard(stdout) if findings_file is None else appended(Path(findings_file)),
+            "dead letters": appended(store.folder / DEAD_LETTERS),
+        }
+        if halts_file is not None:
+            outputs["halts"] = appended(Path(halts_file))
+        for output in outputs.values():
+            stack.callback(output.close)
+        watcher = _Watch(
+            paths, store, outputs, limits or Limits(), format == "text", Observed(metrics, health), max_line
+        )
+        stack.callback(watcher.close)
+        try:
+            await watcher.run(stop, poll_interval)
+        except BrokenPipeError:
+            if findings_file is None:
+                _leave_quietly(stdout)
+            return 141
+    return 0
+
+
+def _leave_quietly(stdout: TextIO) -> None:
+    """Keep the interpreter from complaining at its end that the rest could not be written."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+    except (OSError, ValueError):
+        return
+
+
+class _Watch:
+    """Hold one watch while it runs."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        store: Store,
+        outputs: dict[str, Output],
+        limits: Limits,
+        text: bool,
+        observed: Observed,
+        max_line: int,
+    ) -> None:
+        self._store = store
+        self._outputs = outputs
+        self._text = text
+        self._observed = observed
+        self._log = structlog.get_logger("sidecar.watch")
+        self._state = store.load()
+        try:
+            self._engine = Engine.load(self._state.engine, limits) if self._state.engine else Engine(limits)
+        except UnknownState as error:
+            raise StateError(f"the state in {store.folder} cannot be used: {error}") from None
+        self._began = time.monotonic() - self._state.clock
+        ours = [(mark.device, mark.inode) for output in outputs.values() if (mark := output.mark()) is not None]
+        self._follower = Follower(paths, self._state.files, max_line, ours)
+        self._pending: list[tuple[str, bytes]] = []
+        self._stamps: list[tuple[float | None, float]] = []
+        self._dirty = True  # the first save shows at once whether the folder can be written to
+        self._saved_at = float("-inf")
+        self._saving_took = 0.0
+
+    def close(self) -> None:
+        self._follower.close()
+
+    def _clock(self) -> float:
+        """Return the watch's own time, which goes on after a restart where it stood."""
+        return time.monotonic() - self._began
+
+    async def run(self, stop: asyncio.Event, poll_interval: float) -> None:
+        await asyncio.to_thread(self._recover)
+        self._observed.restored(self._engine)
+        while not stop.is_set():
+            read = self._step()
+            if self._due():
+                await asyncio.to_thread(self._commit)
+            if read:
+                await asyncio.sleep(0)
+                continue
+            try:
+                await asyncio.wait_for(stop.wait(), poll_interval)
+            except TimeoutError:
+                continue
+        await asyncio.to_thread(self._commit)
+        if self._state.outbox:
+            await asyncio.to_thread(self._commit)  # the outbox is written out: a restart need not look at it
+
+    # --- in ------------------------------------------------------------------------------------------------------
+
+    def _step(self) -> int:
+        """Read what there is, judge it, and keep what is to be written; return how many lines it was."""
+        began = time.monotonic()
+        now = self._clock()
+        lines = self._follower.poll(now)
+        for notice in self._follower.notices():
+            self._log.warning("file", notice=notice)
+        arrivals: list[Arrival] = []
+        letters: list[DeadLetter] = []
+        for line in lines:
+            self._arrive(line, arrivals, letters)
+        folding = time.monotonic()
+        outcome = self._engine.fold(arrivals, now)
+        folded = time.monotonic() - folding
+        outcome = _together(outcome, self._engine.expire(now))
+        self._note(letters)
+        self._keep(outcome, letters)
+        self._stamps += stamps(outcome.findings, arrivals, began)
+        self._dirty = self._dirty or bool(lines)
+        self._observed.batch(
+            Batch(
+                fetched_at=began,
+                lines=len(lines),
+                unreadable=len(letters),
+                arrivals=arrivals,
+                outcome=outcome,
+                seconds=folded if arrivals else None,
+                bytes_behind=self._follower.behind(),
+            ),
+            self._engine,
+        )
+        return len(lines)
+
+    def _arrive(self, line: Line, arrivals: list[Arrival], letters: list[DeadLetter]) -> None:
+        source = Source(line.file, 0, line.number)
+        reason, session_id, seq = line.problem, None, None
+        if reason is None:
+            try:
+                record, digest = decode(line.raw)
+            except Unreadable as error:
+                reason, session_id, seq = explain(line.raw, error.reason), error.session_id, error.seq
+            else:
+                arrivals.append((record, digest, source))
+                return
+        letters.append(DeadLetter(reason=reason, source=source, session_id=session_id, seq=seq, original=line.raw))
+        if session_id is not None and seq is not None:
+            arrivals.append((Hole(session_id=session_id, seq=seq), 0, source))
+
+    def _note(self, letters: list[DeadLetter]) -> None:
+        for letter in letters[:LOGGED]:
+            self._log.warning("unreadable", file=letter.source.topic, line=letter.source.offset, reason=letter.reason)
+        if len(letters) > LOGGED:
+            self._log.warning("more unreadable lines", count=len(letters) - LOGGED, in_file=DEAD_LETTERS)
+
+    # --- out -----------------------------------------------------------------------------------------------------
+
+    def _keep(self, outcome: Outcome, letters: list[DeadLetter]) -> None:
+        now = datetime.now(UTC)
+        for finding in outcome.findings:
+            finding.detected_at = now
+            text = finding_text(finding).encode() if self._text else _encode(finding)
+            self._pending.append(("findings", text + b"\n"))
+        if "halts" in self._outputs:
+            for halt in outcome.halts:
+                halt.detected_at = now
+                self._pending.append(("halts", _encode(halt) + b"\n"))
+        for letter in letters:
+            letter.detected_at = now
+            self._pending.append(("dead letters", _encode(letter) + b"\n"))
+
+    def _due(self) -> bool:
+        since = time.monotonic() - self._saved_at
+        if since < SAVING_SHARE * self._saving_took:
+            return False
+        return bool(self._pending) or (self._dirty and since >= SAVE_INTERVAL)
+
+    def _commit(self) -> None:
+        """Save the state together with what is to be written, then write it."""
+        began = time.monotonic()
+        for output in self._outputs.values():
+            output.sync()  # the state that still knows these lines is about to be replaced
+        marks = {name: mark for name, output in self._outputs.items() if (mark := output.mark()) is not None}
+        self._state = State(
+            number=self._state.number + 1,
+            clock=self._clock(),
+            engine=self._engine.dump(),
+            files=self._follower.positions(),
+            outbox=self._pending,
+            marks=marks,
+        )
+        self._store.save(self._state)
+        self._pending = []
+        self._dirty = False
+        self._saved_at = time.monotonic()
+        self._saving_took = self._saved_at - began
+        for written, (name, line) in enumerate(self._state.outbox, 1):
+            self._outputs[name].write(line)
+            self._store.count(self._state.number, written)
+        letters = sum(name == "dead letters" for name, _ in self._state.outbox)
+        self._observed.written(self._stamps, letters)
+        self._stamps = []
+
+    def _recover(self) -> None:
+        """Write out what of the last outbox did not get out."""
+        number, outbox, marks = self._state.number, self._state.outbox, self._state.marks
+        counted = self._store.counted(number)
+        for name, output in self._outputs.items():
+            if name in marks:
+                lines = [line for to, line in outbox if to == name]
+                before = sum(to == name for to, _ in outbox[:counted])
+                for line in output.rest(marks[name], lines, before):
+                    output.write(line)
+        for written, (name, line) in enumerate(outbox[counted:], counted + 1):
+            if name not in marks and name in self._outputs:
+                self._outputs[name].write(line)
+            self._store.count(number, written)
+
+
+def _together(one: Outcome, other: Outcome) -> Outcome:
+    """Return two outcomes as one."""
+    survival = dict(one.survival)
+    for key, (should, does) in other.survival.items():
+        before = survival.get(key, [0, 0])
+        survival[key] = [before[0] + should, before[1] + does]
+    return Outcome(one.findings + other.findings, one.halts + other.halts, survival)
