@@ -106,7 +106,7 @@ class Engine:
 
     def expire(self, now: float) -> Outcome:
         """Give up the gaps and the placements that have been waited for longer than `max_wait` seconds."""
-        for session_id in list(self._sequencer.waiting):
+        for session_id in self._sequencer.overdue(now):
             session = self._sessions[session_id]
             if self._sequencer.give_up_overdue(session, now):
                 self._touched[session_id] = session
@@ -204,11 +204,11 @@ class Engine:
             self._counts[frozen.status] += 1
         self._open += frozen.open_halts
         if frozen.waiting:
-            session = self._wake(session_id)
-            if session is not None:
-                session.order.since = now
-                for unplaced in session.order.unplaced or ():
-                    unplaced.since = now
+            session = self._thaw(session_id)
+            session.order.since = now
+            for unplaced in session.order.unplaced or ():
+                unplaced.since = now
+            self._sequencer.attend(session)
 
     def shrink(self, now: float, idle_after: float) -> int:
         """Bring sessions that nothing has happened in for so many seconds into their serialised form.
@@ -255,6 +255,7 @@ class Engine:
             _, counters, dumped = msgspec.msgpack.decode(data, type=tuple[int, Counters, list[msgspec.Raw]])
         except (msgspec.MsgspecError, TypeError, IndexError, KeyError) as error:
             raise UnknownState(f"damaged state: {error}") from error
+        counters.waiting = counters.sessions_waiting = 0  # counted anew below
         engine.counters = engine._sequencer.counters = counters
         for raw in dumped:
             session = _thawed(raw)
@@ -262,8 +263,7 @@ class Engine:
             if session.status:
                 engine._counts[session.status] += 1
             engine._open += len(session.halts or ())
-            if not session.quiet:
-                engine._sequencer.waiting[session.session_id] = None
+            engine._sequencer.attend(session)
             if session.changed:
                 engine._changed.append(session.session_id)
         return engine
@@ -275,13 +275,16 @@ class Engine:
         return session
 
     def _wake(self, session_id: str) -> Session | None:
-        frozen = self._frozen.pop(session_id, None)
-        if frozen is None:
+        if session_id not in self._frozen:
             return None
+        session = self._thaw(session_id)
+        self._sequencer.attend(session)
+        return session
+
+    def _thaw(self, session_id: str) -> Session:
+        frozen = self._frozen.pop(session_id)
         session = self._sessions[session_id] = _thawed(frozen.state)
         session.changed, session.seen, session.status = False, frozen.seen, frozen.status
-        if not session.quiet:
-            self._sequencer.waiting[session_id] = None
         return session
 
     def _note_change(self, session: Session) -> None:
@@ -298,7 +301,7 @@ class Engine:
             self._open -= len(session.halts or ())
         elif frozen is not None:
             self._open -= frozen.open_halts
-        self._sequencer.waiting.pop(session_id, None)
+        self._sequencer.leave(session_id)
 
     def _outcome(self) -> Outcome:
         counts, ctx = self._counts, self._ctx
@@ -310,9 +313,6 @@ class Engine:
                 counts[status] += 1
                 session.status = status
         self._touched.clear()
-        waiting = self._sequencer.waiting
-        self.counters.sessions_waiting = len(waiting)
-        self.counters.waiting = sum(self._sequencer.waiting_in(self._sessions[s]) for s in waiting) if waiting else 0
         self._open += sum(1 if halt.status == "halt" else -1 for halt in ctx.halts)
         outcome = Outcome(ctx.findings, ctx.halts, ctx.survival)
         ctx.findings, ctx.halts, ctx.survival = [], [], {}

@@ -56,14 +56,16 @@ class Counters(msgspec.Struct):
 class Sequencer:
     """Give every record its place.
 
-    `waiting` names the sessions that wait for something. `decided` names those in which the order of arrival or the
-    clock decided something, which folding the same records again could decide otherwise.
+    `waiting` counts what each session holds back, for those that do. `decided` names the sessions in which the order
+    of arrival or the clock decided something, which folding the same records again could decide otherwise.
     """
 
     def __init__(self, ctx: Context, counters: Counters) -> None:
         self._ctx = ctx
         self.counters = counters
-        self.waiting: dict[str, None] = {}
+        self.waiting: dict[str, int] = {}
+        # One entry for each waiting session: not before when its next wait is over, on the caller's clock.
+        self._due: list[tuple[float, str]] = []
         self.decided: dict[str, None] = {}
 
     def place(self, session: Session, record: Record, digest: int, source: Source | None, now: float) -> None:
@@ -263,13 +265,41 @@ class Sequencer:
         order.awaited = 0
 
     def _settle(self, session: Session) -> None:
+        """Take note of what a session holds back now."""
         order = session.order
-        session.quiet = not order.waiting and not order.unplaced
-        if session.quiet:
-            self.waiting.pop(session.session_id, None)
-            order.waiting = order.queue = order.unplaced = None
+        session_id = session.session_id
+        held = len(order.waiting or ()) + len(order.unplaced or ())
+        before = self.waiting.get(session_id, 0)
+        session.quiet = not held
+        self.counters.waiting += held - before
+        if held:
+            self.waiting[session_id] = held
+            if not before:
+                heappush(self._due, (_waits_since(session), session_id))
         else:
-            self.waiting[session.session_id] = None
+            order.waiting = order.queue = order.unplaced = None
+            self.waiting.pop(session_id, None)
+        self.counters.sessions_waiting = len(self.waiting)
+
+    def attend(self, session: Session) -> None:
+        """Take note of a session that came with what it waits for."""
+        if not session.quiet:
+            self._settle(session)
+
+    def leave(self, session_id: str) -> None:
+        """Forget that a session waits."""
+        self.counters.waiting -= self.waiting.pop(session_id, 0)
+        self.counters.sessions_waiting = len(self.waiting)
+
+    def overdue(self, now: float) -> list[str]:
+        """Return the sessions that may have waited for longer than `max_wait` seconds; the caller gives up what has."""
+        bound = now - self._ctx.limits.max_wait
+        found = []
+        while self._due and self._due[0][0] <= bound:
+            session_id = heappop(self._due)[1]
+            if session_id in self.waiting:
+                found.append(session_id)
+        return found
 
     def trim(self, session: Session) -> None:
         """Forget what no later record can ask about; paid for by the positions applied since the last time."""
@@ -319,6 +349,8 @@ class Sequencer:
                 self._judge_overdue(session, unplaced)
                 any_overdue = True
         self._settle(session)
+        if not session.quiet:
+            heappush(self._due, (_waits_since(session), session.session_id))
         return any_overdue
 
     def give_up_all(self, session: Session) -> None:
@@ -329,6 +361,8 @@ class Sequencer:
             self._judge_overdue(session, heappop(session.order.unplaced))
         self._settle(session)
 
-    def waiting_in(self, session: Session) -> int:
-        """Return how many records a session holds back."""
-        return len(session.order.waiting or ()) + len(session.order.unplaced or ())
+
+def _waits_since(session: Session) -> float:
+    order = session.order
+    times = [unplaced.since for unplaced in order.unplaced or ()]
+    return min([order.since, *times] if order.waiting else times)

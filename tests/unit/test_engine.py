@@ -336,3 +336,30 @@ def test_lost_records_make_every_session_unverifiable() -> None:
     # A checkpoint written after that is judged anew.
     engine.fold(arrive(message(4), summary("n", 5, 4, 2), checkpoint("d", 6, 4, summary_generation=2)), 200.0)
     assert engine.status_counts()["verified"] == 1
+
+
+def test_what_waits_is_counted_through_everything() -> None:
+    engine = Engine(Limits(max_wait=5.0))
+    engine.fold(arrive(message(3), message(5), checkpoint("c", None, 9), message(2, session="t")), 0.0)
+    assert (engine.counters.waiting, engine.counters.sessions_waiting) == (4, 2)
+    again = Engine.load(engine.dump(), engine.limits)
+    assert (again.counters.waiting, again.counters.sessions_waiting) == (4, 2)
+    other = Engine(engine.limits)
+    for session_id in engine.take_changed():
+        other.adopt(engine.freeze(session_id), 100.0)
+    assert (other.counters.waiting, other.counters.sessions_waiting) == (4, 2)
+    for each in (engine, again):
+        each.expire(5.0)
+        each.expire(10.0)
+        assert (each.counters.waiting, each.counters.sessions_waiting) == (0, 0)
+    assert not other.expire(104.0).findings
+    assert other.expire(105.0).findings
+
+
+def test_many_waiting_sessions_cost_nothing_until_they_are_due() -> None:
+    engine = Engine(Limits(max_wait=5.0))
+    engine.fold(arrive(*(message(2, session=f"s{i}") for i in range(2000))), 0.0)
+    engine.fold(arrive(*(message(2, session=f"t{i}") for i in range(2000))), 3.0)
+    assert len(engine.expire(5.0).findings) == 2000
+    assert engine.counters.sessions_waiting == 2000
+    assert len(engine.expire(8.0).findings) == 2000
