@@ -316,7 +316,8 @@ class KafkaBroker:
         return config
 
     def _format(self, classpath: str, config: Path) -> None:
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # Begins with a letter: a leading "-" would read as an option.
+        cluster = "C" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
         # The cheapest JVM: it runs for half a second.
         command = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *LOGGING, "-cp", classpath]
         command += ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)]

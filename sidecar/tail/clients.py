@@ -1,0 +1,174 @@
+"""Open and close Kafka clients without hanging: on a dead seed, on a broker that went away."""
+
+# mypy: untyped-calls-exclude="aiokafka"
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    IncompatibleBrokerVersion,
+    KafkaConnectionError,
+    KafkaError,
+    UnknownError,
+    UnsupportedVersionError,
+)
+
+from sidecar.config import Settings
+from sidecar.observe.logs import get_logger
+from sidecar.tail.errors import TailError
+
+log = get_logger(__name__)
+
+STARTUP_TIMEOUT = 30.0
+"""Seconds in which a broker must have answered, else the start is an error."""
+
+_DIAL = 3.0
+_NO_IDEMPOTENCE = (
+    UnknownError,
+    UnsupportedVersionError,
+    IncompatibleBrokerVersion,
+    ClusterAuthorizationFailedError,
+)
+
+
+async def reach(settings: Settings, within: float = STARTUP_TIMEOUT) -> dict[str, Any]:
+    """Wait until one of the bootstrap servers answers, and return the options for clients.
+
+    aiokafka tries its seeds one after the other in random order, each for the whole request timeout: one dead
+    seed would block the start. So all are dialled at once here, and the options name those that answered.
+
+    Args:
+        settings: the settings tree; its `kafka` section is used.
+        within: seconds to try.
+
+    Raises:
+        TailError: none answered in time; the addresses, the last failures and the setting are named.
+    """
+    options = settings.kafka.client_options()
+    servers: list[str] = options["bootstrap_servers"]
+    security = {key: value for key, value in options.items() if key == "ssl_context" or key.startswith(("sec", "sasl"))}
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within
+    while True:
+        answers = await _dial_all(servers, security)
+        alive = [server for server, trouble in answers.items() if trouble is None]
+        if alive:
+            options["bootstrap_servers"] = alive
+            return options
+        if loop.time() > deadline:
+            troubles = "; ".join(f"{server}: {trouble}" for server, trouble in answers.items())
+            raise TailError(
+                f"No Kafka broker could be reached within {within:g} s ({troubles}). Check that a broker runs there,"
+                " and the setting kafka.bootstrap_servers (or --bootstrap-servers) and the security settings beside it."
+            )
+        await asyncio.sleep(min(0.5, max(0.05, within / 10)))
+
+
+async def _dial_all(servers: list[str], security: Mapping[str, Any]) -> dict[str, str | None]:
+    """Dial all at once; wait for the slow ones only until one has answered."""
+    dials = {server: asyncio.create_task(_dial(server, security)) for server in servers}
+    pending = set(dials.values())
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        if any(dial.result() is None for dial in done):
+            break
+    for dial in pending:
+        dial.cancel()
+    if pending:
+        await asyncio.wait(pending)
+    return {server: "no answer" if dial.cancelled() else dial.result() for server, dial in dials.items()}
+
+
+async def _dial(server: str, security: Mapping[str, Any]) -> str | None:
+    """Return None if a broker answers there, through TLS and SASL, else what went wrong."""
+    ((host, port, _),) = collect_hosts([server])
+    try:
+        # Bare first: it tells a closed port from a broker that refuses the handshake.
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _DIAL)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        connection = await asyncio.wait_for(
+            create_conn(host, port, request_timeout_ms=int(_DIAL * 1000), **security), 2 * _DIAL
+        )
+        connection.close()
+    except TimeoutError:
+        return "no answer"
+    except (OSError, KafkaError) as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+async def open_consumer(options: Mapping[str, Any], **more: Any) -> AIOKafkaConsumer:
+    """Return a consumer that has started; `options` come from `reach`."""
+    consumer = AIOKafkaConsumer(**{**options, **more})
+    try:
+        await consumer.start()
+    except BaseException:
+        await close_consumer(consumer)
+        raise
+    return consumer
+
+
+async def open_producer(options: Mapping[str, Any], **more: Any) -> AIOKafkaProducer:
+    """Return a producer that has started: idempotent where the broker supports it, always with acks=all.
+
+    Args:
+        options: come from `reach`.
+        more: further arguments for the producer.
+
+    Raises:
+        KafkaError: it could not be started.
+    """
+    arguments = {**options, **more}
+    try:
+        return await _started(AIOKafkaProducer(acks="all", enable_idempotence=True, **arguments))
+    except _NO_IDEMPOTENCE as error:
+        log.info("the broker has no idempotent producer: repeats by retries are possible", error=repr(error))
+    return await _started(AIOKafkaProducer(acks="all", **arguments))
+
+
+async def _started(producer: AIOKafkaProducer) -> AIOKafkaProducer:
+    try:
+        await producer.start()
+    except BaseException:
+        await close_producer(producer)
+        raise
+    return producer
+
+
+async def close_consumer(consumer: AIOKafkaConsumer, within: float = 10.0) -> None:
+    """Leave the group and close, in bounded time also when the broker is away."""
+    if not await _bounded(consumer.stop(), within, "consumer"):
+        await _bounded(consumer._client.close(), 1.0, "consumer")
+
+
+async def close_producer(producer: AIOKafkaProducer, within: float = 10.0) -> None:
+    """Deliver what is buffered and close; drop it where the broker stays away for `within` seconds."""
+    if not await _bounded(producer.flush(), within, "producer"):
+        # An idempotent producer never gives up a batch, so that `stop` would wait for ever.
+        producer._message_accumulator.fail_all(KafkaConnectionError("the broker is away"))
+    if not await _bounded(producer.stop(), within, "producer"):
+        await _bounded(producer.client.close(), 1.0, "producer")
+
+
+async def _bounded(closing: Coroutine[Any, Any, Any], within: float, what: str) -> bool:
+    # In a task of its own, because aiokafka, closing while a request waits to be repeated, raises CancelledError.
+    task = asyncio.create_task(closing)
+    try:
+        await asyncio.wait((task,), timeout=within)
+    finally:
+        task.cancel()
+    await asyncio.wait((task,), timeout=1.0)
+    if not task.done() or task.cancelled():
+        log.warning("could not be closed cleanly", client=what)
+        return False
+    if error := task.exception():
+        log.warning("could not be closed cleanly", client=what, error=repr(error))
+        return False
+    return True

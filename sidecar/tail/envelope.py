@@ -1,0 +1,211 @@
+"""One record of the snapshot topic: what stands in it, and how a damaged or a foreign one is told.
+
+A value is eight bytes of checksum, then a msgpack array. The checksum is seeded with the key, so that a value under
+another key fails it too. What stands under the key of a session differs from what stands under `marker` and `base`;
+all begin with version, origin and number:
+
+- version: of this layout and of the engine's state in it; another one is refused, not guessed.
+- origin: a digest of the group, its inputs and the task. A record of another origin says nothing about this task.
+- number: rises with every record that a task writes, so that an older one written again is seen.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from msgspec import Raw, Struct
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+from sidecar.engine.fold import STATE_VERSION
+from sidecar.engine.state import Frozen
+
+FORMAT = 1
+VERSION = FORMAT * 1000 + STATE_VERSION
+"""The version of a record: of its layout (thousands) and of the engine's state in it."""
+
+MARKER_KEY = b"marker"
+BASE_KEY = b"base"
+_SESSION = b"s:"
+_CHECKSUM = 8
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Unusable(ValueError):
+    """Say why a record of the snapshot topic cannot be used."""
+
+
+class Kept(Struct, gc=False):
+    """Hold a session as it was written: its number, the next offset of each input topic, and its state.
+
+    The state is empty where it was too large to be written: that there is such a session is all that is known.
+    """
+
+    number: int
+    positions: Mapping[str, int]
+    frozen: Frozen
+
+
+class Marker(Struct, frozen=True):
+    """End a round: all `sessions` of the task stand in the topic as they were at these positions."""
+
+    number: int
+    positions: Mapping[str, int]
+    sessions: int
+
+
+class Base(Struct, frozen=True):
+    """Begin anew: what stands before this record in the partition does not count."""
+
+    number: int
+
+
+Item = Kept | Marker | Base
+
+
+class _Session(Struct, array_like=True, gc=False):
+    version: int
+    origin: int
+    number: int
+    positions: Raw
+    status: str
+    open_halts: int
+    waiting: bool
+    state: bytes
+
+
+class _Mark(Struct, array_like=True):
+    version: int
+    origin: int
+    number: int
+    positions: dict[str, int]
+    sessions: int
+
+
+_decode_session = msgspec.msgpack.Decoder(_Session).decode
+_decode_mark = msgspec.msgpack.Decoder(_Mark).decode
+_decode_positions = msgspec.msgpack.Decoder(dict[str, int]).decode
+
+
+def origin_of(group_id: str, topics: Iterable[str], partitions: int, number: int) -> int:
+    """Return what the records of one task have in common and those of no other task have.
+
+    Args:
+        group_id: the consumer group.
+        topics: the input topics, in any order.
+        partitions: how many partitions each of them has.
+        number: the task's partition number.
+    """
+    return xxh3_64_intdigest(_encode((group_id, sorted(topics), partitions, number)))
+
+
+def session_key(session_id: str) -> bytes:
+    """Return the key that a session stands under."""
+    return _SESSION + session_id.encode()
+
+
+def is_session_key(key: bytes) -> bool:
+    """Return whether a session stands under a key."""
+    return key.startswith(_SESSION)
+
+
+def packed(positions: Mapping[str, int]) -> Raw:
+    """Return positions in the form they are written in, made once for all sessions of a round."""
+    return Raw(_encode(dict(sorted(positions.items()))))
+
+
+class Codec:
+    """Write and read the records of one task.
+
+    Args:
+        origin: from `origin_of`.
+    """
+
+    def __init__(self, origin: int) -> None:
+        self.origin = origin
+        # Sessions of one round have the same positions and mostly stand side by side: one dict serves them all.
+        self._packed = b""
+        self._positions: Mapping[str, int] = {}
+
+    def session(self, key: bytes, number: int, positions: Raw, frozen: Frozen, state: bytes) -> bytes:
+        """Return a session's value; `state` is the frozen one's, or empty where that is too large."""
+        body = (VERSION, self.origin, number, positions, frozen.status, frozen.open_halts, frozen.waiting, state)
+        return _sealed(key, _encode(body))
+
+    def marker(self, number: int, positions: Raw, sessions: int) -> bytes:
+        """Return the value of the marker that ends a round."""
+        return _sealed(MARKER_KEY, _encode((VERSION, self.origin, number, positions, sessions)))
+
+    def base(self, number: int) -> bytes:
+        """Return the value of the record that begins anew."""
+        return _sealed(BASE_KEY, _encode((VERSION, self.origin, number, {}, 0)))
+
+    def read(self, key: bytes | None, value: bytes) -> Item:
+        """Verify a record and return what it holds.
+
+        Raises:
+            Unusable: it is damaged, foreign, of another version, or under a key that is not its own.
+        """
+        if key is None or not (is_session_key(key) or key in (MARKER_KEY, BASE_KEY)):
+            raise Unusable("its key is none that a snapshot has")
+        body = memoryview(value)[_CHECKSUM:]
+        if value[:_CHECKSUM] != xxh3_64_digest(body, _seed(key)):
+            raise Unusable(
+                "its checksum does not match: it is damaged, was written under another key, or is no snapshot"
+            )
+        try:
+            return self._session(key, body) if is_session_key(key) else self._mark(key, body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            # Another version may look quite different behind its first element.
+            _check_version(_first(body))
+            raise Unusable(f"it cannot be read: {error}") from None
+
+    def _session(self, key: bytes, body: memoryview) -> Kept:
+        read = _decode_session(body)
+        self._check(read)
+        positions = bytes(read.positions)
+        if positions != self._packed:
+            self._positions = _decode_positions(positions)
+            self._packed = positions
+        frozen = Frozen(
+            session_id=key[len(_SESSION) :].decode(),
+            status=read.status,
+            open_halts=read.open_halts,
+            waiting=read.waiting,
+            seen=0.0,
+            state=read.state,
+        )
+        return Kept(read.number, self._positions, frozen)
+
+    def _mark(self, key: bytes, body: memoryview) -> Marker | Base:
+        read = _decode_mark(body)
+        self._check(read)
+        return Base(read.number) if key == BASE_KEY else Marker(read.number, read.positions, read.sessions)
+
+    def _check(self, read: _Session | _Mark) -> None:
+        _check_version(read.version)
+        if read.origin != self.origin:
+            raise Unusable(
+                "it is foreign: written for another group, other input topics, another number of partitions, or"
+                " another partition"
+            )
+
+
+def _check_version(version: object) -> None:
+    if version != VERSION:
+        raise Unusable(f"it has version {version!r}; this program reads version {VERSION}")
+
+
+def _first(body: memoryview) -> object:
+    try:
+        read = msgspec.msgpack.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+        return VERSION
+    return read[0] if isinstance(read, list) and read else VERSION
+
+
+def _sealed(key: bytes, body: bytes) -> bytes:
+    return xxh3_64_digest(body, _seed(key)) + body
+
+
+def _seed(key: bytes) -> int:
+    return xxh3_64_intdigest(key)

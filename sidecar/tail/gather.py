@@ -1,0 +1,155 @@
+"""What the records of a snapshot partition come to, read in their order."""
+
+from msgspec import Struct
+
+from sidecar.tail.envelope import BASE_KEY, MARKER_KEY, Base, Codec, Item, Kept, Marker, Unusable, is_session_key
+
+
+class SnapshotError(Exception):
+    """Say which record of a snapshot partition makes it unusable, and why.
+
+    Args:
+        topic: the snapshot topic.
+        partition: the partition.
+        offset: where the first bad record is; None: no single record is to blame.
+        why: what is wrong with it, as a clause.
+        next_number: what a writer has to go on with.
+        more: how many more bad records there are.
+    """
+
+    def __init__(
+        self, topic: str, partition: int, offset: int | None, why: str, next_number: int = 1, more: int = 0
+    ) -> None:
+        where = f"{topic}/{partition}" if offset is None else f"{topic}/{partition}@{offset}"
+        others = f" ({more} more bad records follow)" if more else ""
+        super().__init__(f"The snapshots in {where} cannot be used: {why}{others}.")
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.why = why
+        self.next_number = next_number
+
+
+class Restored(Struct):
+    """Hold what a snapshot partition says.
+
+    Sessions may be newer than the marker: decided ones are written without one, and a round may have been cut off.
+    """
+
+    sessions: list[Kept]
+    marker: Marker | None
+    next_number: int
+    records: int
+    size: int
+    """Bytes of all keys and values read."""
+
+    @property
+    def oversized(self) -> list[str]:
+        """Return the sessions of which nothing but the id is known, because their state was too large."""
+        return [kept.frozen.session_id for kept in self.sessions if not kept.frozen.state]
+
+
+class Gathering:
+    """Take the records of one snapshot partition in their order, verify each, and keep what stands.
+
+    The newest record of a key stands, and numbers have to rise. One exception: a record that merely repeats what
+    stands under its key changes nothing, and a producer without transactions may well repeat what was not
+    acknowledged in time.
+
+    A bad record does not end the reading: a `base` record further on may say that it no longer counts, and whoever
+    begins anew has to know the highest number.
+
+    Args:
+        topic: the snapshot topic.
+        partition: the partition.
+        origin: from `envelope.origin_of`.
+    """
+
+    def __init__(self, topic: str, partition: int, origin: int) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._codec = Codec(origin)
+        self._sessions: dict[bytes, Kept] = {}
+        self._marker: Marker | None = None
+        self._base: Base | None = None
+        self._newest = 0
+        self._removed = 0
+        self._bad = 0
+        self._trouble: tuple[int, str] | None = None
+        self.records = 0
+        self.size = 0
+
+    def add(self, key: bytes | None, value: bytes | None, offset: int) -> None:
+        """Take the next record; what is wrong with it is told by `result`."""
+        self.records += 1
+        self.size += len(key or b"") + len(value or b"")
+        if value is None:
+            self._remove(key)
+            return
+        try:
+            item = self._codec.read(key, value)
+        except Unusable as error:
+            self._refuse(offset, str(error))
+            return
+        assert key is not None  # or it had been unusable
+        if item.number > self._newest:
+            self._newest = item.number
+            self._keep(key, item)
+        elif item != self._standing(key):
+            self._refuse(
+                offset, f"its number is {item.number}, after {self._newest}: an older record was written again"
+            )
+
+    def result(self) -> Restored:
+        """Return what stands.
+
+        Raises:
+            SnapshotError: a record that counts is bad, or sessions are missing.
+        """
+        if self._trouble is not None:
+            offset, why = self._trouble
+            raise self._error(offset, why, self._bad - 1)
+        if missing := self._missing():
+            raise self._error(
+                None,
+                f"{missing} of the sessions that the marker counts are missing (the topic has to have"
+                " cleanup.policy=compact, and nothing else may delete from it)",
+            )
+        return Restored(list(self._sessions.values()), self._marker, self._newest + 1, self.records, self.size)
+
+    def _standing(self, key: bytes) -> Item | None:
+        if key == MARKER_KEY:
+            return self._marker
+        return self._base if key == BASE_KEY else self._sessions.get(key)
+
+    def _keep(self, key: bytes, item: Item) -> None:
+        if type(item) is Kept:
+            self._sessions[key] = item
+        elif type(item) is Marker:
+            self._marker = item
+            self._removed = 0
+        elif type(item) is Base:
+            self._sessions.clear()
+            self._marker, self._base = None, item
+            self._trouble, self._bad = None, 0
+
+    def _remove(self, key: bytes | None) -> None:
+        if key == MARKER_KEY:
+            self._marker = None
+        elif key is not None and is_session_key(key):
+            self._sessions.pop(key, None)
+            self._removed += 1
+
+    def _refuse(self, offset: int, why: str) -> None:
+        self._bad += 1
+        self._trouble = self._trouble or (offset, why)
+
+    def _missing(self) -> int:
+        """Return how many sessions there must have been at the marker and are not there now."""
+        if self._marker is None:
+            return 0
+        # Each one newer than the marker may have replaced one that the marker counts.
+        return max(0, self._marker.sessions - len(self._sessions) - self._removed)
+
+    def _error(self, offset: int | None, why: str, more: int = 0) -> SnapshotError:
+        return SnapshotError(self._topic, self._partition, offset, why, self._newest + 1, more)

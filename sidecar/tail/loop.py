@@ -1,0 +1,363 @@
+"""The one loop: fetch, decode, fold, say, commit; everything in it is done by the batch."""
+
+# mypy: untyped-calls-exclude="aiokafka"
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import (
+    CommitFailedError,
+    GroupAuthorizationFailedError,
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+    UnsupportedCodecError,
+)
+
+from sidecar.config import Settings
+from sidecar.engine.fold import Outcome
+from sidecar.observe.logs import get_logger
+from sidecar.protocol.outputs import DeadLetter
+from sidecar.tail.errors import TailError
+from sidecar.tail.fetching import Fetched
+from sidecar.tail.messages import findings_as_messages, halts_as_messages, letters_as_messages
+from sidecar.tail.outputs import Outputs
+from sidecar.tail.report import Report
+from sidecar.tail.restore import place, report_lost, report_short
+from sidecar.tail.task import Task
+from sidecar.tail.topics import check_equal, principal
+
+log = get_logger(__name__)
+
+Batch = Mapping[TopicPartition, Sequence[Fetched]]
+
+_POLL_MS = 100
+_SURVEY_EVERY = 0.05
+_LAGS_EVERY = 0.5
+_FRESH_MS = 2000
+_RETRY_AFTER = 0.2
+
+
+class Loop:
+    """Run the tasks of one consumer, for as long as its clients live.
+
+    Args:
+        consumer: started, not subscribed.
+        outputs: where the tasks' findings, halts and dead letters go.
+        settings: the settings tree.
+        report: metrics, health and the log.
+        partitions: how many partitions each topic has, as found at the start.
+        on_outcome: called with what each batch found, before it is sent.
+    """
+
+    def __init__(
+        self,
+        consumer: AIOKafkaConsumer,
+        outputs: Outputs,
+        settings: Settings,
+        report: Report,
+        partitions: Mapping[str, int],
+        on_outcome: Callable[[Outcome], None] | None = None,
+    ) -> None:
+        self._consumer = consumer
+        self._outputs = outputs
+        self._settings = settings
+        self._report = report
+        self._on_outcome = on_outcome
+        self._topics = settings.topics.inputs
+        self._limits = settings.engine.limits()
+        self._tasks: dict[int, Task] = {}
+        # What was fetched belongs to the assignment it was fetched under: a rebalance makes it void.
+        self._generation = 0
+        self._trouble: TailError | None = None
+        # Held while a batch is worked on, so that partitions are not revoked in its midst.
+        self._busy = asyncio.Lock()
+        self._commit_due = 0.0
+        self._survey_due = 0.0
+        self._lags_due = 0.0
+        self._partitions = partitions
+
+    @property
+    def tasks(self) -> Collection[Task]:
+        """Return the tasks this replica has now."""
+        return self._tasks.values()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Join the group and work until `stop` is set; then deliver and commit.
+
+        Raises:
+            KafkaError: the clients are of no more use; open new ones and start over.
+            TailError: something that trying again does not mend.
+        """
+        self._consumer.subscribe(list(self._topics), listener=_Listener(self))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                await self._place_tasks()
+                generation = self._generation
+                fetched = await self._fetch(stopping)
+                async with self._busy:
+                    if self._trouble is not None:
+                        raise self._trouble
+                    if generation == self._generation:
+                        await self._work(fetched)
+            async with self._busy:
+                await self._commit()
+        finally:
+            stopping.cancel()
+
+    def heard_within(self, seconds: float) -> bool:
+        """Return whether a broker has answered a fetch within so many seconds."""
+        oldest = (time.time() - seconds) * 1000
+        # Once assigned to somebody else, a partition has no state to ask for.
+        mine = self._consumer.assignment()
+        return any((self._consumer.last_poll_timestamp(tp) or 0) >= oldest for tp in mine)
+
+    # --- fetching ---------------------------------------------------------------------------------
+
+    async def _fetch(self, stopping: asyncio.Task[Any]) -> Batch:
+        held = {task.partition(topic) for task in self._tasks.values() if task.placed for topic in task.held()}
+        # Held partitions are not paused, because that throws away what has been fetched of them.
+        wanted = [tp for tp in self._consumer.assignment() if tp not in held] if held else []
+        fetching = asyncio.create_task(
+            self._consumer.getmany(*wanted, timeout_ms=_POLL_MS, max_records=self._settings.tail.fetch_max_records)
+        )
+        # A fetch waits for the end of a rebalance, whatever its timeout; stopping must not.
+        await asyncio.wait((fetching, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not fetching.done():
+            fetching.cancel()
+            await asyncio.wait((fetching,))
+        if fetching.cancelled():
+            return {}
+        try:
+            fetched = cast(Batch, fetching.result())
+        except NoOffsetForPartitionError:
+            return {}  # The consumer looks for a position on its own; the task will give it one.
+        except OffsetOutOfRangeError as error:
+            await self._skip_lost(error)
+            return {}
+        except GroupAuthorizationFailedError as error:
+            group = self._settings.tail.group_id
+            raise TailError(
+                f"The broker does not let the sidecar join the group {group}: grant {principal(self._settings)} the ACL"
+                f" READ on group {group}."
+            ) from error
+        except TopicAuthorizationFailedError as error:
+            raise TailError(
+                f"The broker does not let the sidecar read an input topic ({error}): grant {principal(self._settings)}"
+                f" the ACL READ on {', '.join(self._topics)}."
+            ) from error
+        except UnsupportedCodecError as error:
+            raise TailError(
+                f"An input topic holds records compressed with a codec that is not installed ({error});"
+                " install it with: pip install 'aiokafka[all]'."
+            ) from error
+        return fetched
+
+    async def _skip_lost(self, error: OffsetOutOfRangeError) -> None:
+        positions: dict[TopicPartition, int] = error.args[0]
+        for tp, position in positions.items():
+            task = self._tasks.get(tp.partition)
+            if task is None or not task.placed:
+                continue
+            first = (await self._consumer.beginning_offsets([tp]))[tp]
+            if first > position:
+                report_lost(tp, position, first)
+            else:
+                report_short(tp, first, position)
+            self._consumer.seek(tp, first)
+            task.skip(tp.topic, first)
+
+    # --- assignment -------------------------------------------------------------------------------
+
+    async def revoke(self) -> None:
+        """Deliver, commit and forget the tasks, because their partitions are going to somebody else."""
+        async with self._busy:
+            if not self._tasks:
+                return
+            try:
+                await self._commit()
+            except KafkaError as error:
+                log.warning("the last offsets were not committed; their outputs will come again", error=repr(error))
+            finally:
+                await self._forget_tasks()
+
+    def assign(self, assigned: Collection[TopicPartition]) -> None:
+        """Take the partitions over; the loop will find out where each task begins."""
+        self._generation += 1
+        counts = {topic: len(self._consumer.partitions_for_topic(topic) or ()) for topic in self._topics}
+        numbers = sorted({tp.partition for tp in assigned})
+        torn = [n for n in numbers if any(TopicPartition(topic, n) not in assigned for topic in self._topics)]
+        try:
+            check_equal(self._topics, counts)
+            if torn:
+                raise TailError(
+                    f"Of partitions {torn} the group assigned not all input topics ({', '.join(self._topics)}) to this"
+                    f" replica: another member of {self._settings.tail.group_id} reads other topics."
+                )
+        except TailError as error:
+            self._trouble = error
+            return
+        self._tasks = {number: Task(number, self._topics, self._limits) for number in numbers}
+        self._commit_due = time.monotonic() + self._settings.tail.commit_interval
+        log.info("partitions assigned", partitions=numbers, topics=list(self._topics))
+        self._report.assigned(self._tasks.values())
+
+    async def _forget_tasks(self) -> None:
+        self._generation += 1
+        numbers, self._tasks = list(self._tasks), {}
+        log.info("partitions revoked", partitions=numbers)
+        await self._outputs.discard(numbers)
+        self._report.revoked(numbers)
+
+    async def _place_tasks(self) -> None:
+        """Give every new task its outputs and its place; the order is the one that fencing needs."""
+        latest = self._settings.tail.auto_offset_reset == "latest"
+        for task in [task for task in self._tasks.values() if not task.placed]:
+            try:
+                await self._outputs.open(task.number)
+                await place(self._consumer, task, latest)
+                if self._tasks.get(task.number) is not task:
+                    return
+                for topic, offset in task.positions.items():
+                    # Also where the consumer found a position itself: that one is the group's.
+                    self._consumer.seek(task.partition(topic), offset)
+                if not task.silent:
+                    self._report.restored(task)
+            except (KafkaError, TimeoutError) as error:
+                task.placed = False
+                log.warning("a partition could not be placed yet", partition=task.number, error=repr(error))
+                await asyncio.sleep(_RETRY_AFTER)
+                return
+
+    # --- working ----------------------------------------------------------------------------------
+
+    async def _work(self, fetched: Batch) -> None:
+        for tp, records in fetched.items():
+            task = self._tasks.get(tp.partition)
+            # Before it has sought, what comes is from a position that is not the task's.
+            if task is not None and task.placed:
+                task.add(tp.topic, records)
+        halted = False
+        for task in self._tasks.values():
+            if not task.placed or not any(task.held()):
+                continue
+            behind = [topic for topic in task.topics if await self._is_behind(task.partition(topic))]
+            folded = task.fold(behind, time.monotonic())
+            if folded is None or folded.silent:
+                continue
+            self._report.batch(task, folded)
+            await self._say(task, folded.outcome, folded.letters)
+            self._report.handed_over(folded)
+            if folded.outcome.halts:
+                halted = True
+                await self._outputs.hurry(task.number)
+        now = time.monotonic()
+        if now >= self._survey_due:
+            halted = await self._survey(now) or halted
+            self._survey_due = now + _SURVEY_EVERY
+        if (halted and self._outputs.seen_when_committed) or now >= self._commit_due:
+            await self._commit()
+            self._commit_due = time.monotonic() + self._settings.tail.commit_interval
+
+    async def _say(self, task: Task, outcome: Outcome, letters: Sequence[DeadLetter]) -> None:
+        if not (outcome.findings or outcome.halts or letters):
+            return
+        names, number, now = self._settings.topics, task.number, datetime.now(UTC)
+        messages = halts_as_messages(outcome.halts, names.halts, self._partition(names.halts, number), now)
+        messages += findings_as_messages(outcome.findings, names.findings, self._partition(names.findings, number), now)
+        messages += letters_as_messages(letters, names.dlq, self._partition(names.dlq, number), now)
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
+        self._report.said(outcome, letters)
+        await self._outputs.send(number, messages)
+
+    def _partition(self, topic: str, number: int) -> int | None:
+        """Return the task's own number for an output topic with as many partitions, else None (by the key's hash).
+
+        A session's outputs are in one partition either way; this way no key is hashed.
+        """
+        count = self._partitions.get(topic, 0)
+        return number if number < count == self._partitions.get(self._topics[0]) else None
+
+    async def _survey(self, now: float) -> bool:
+        """Look how far each task has read: restored, waiting, lagging; return True if a halt was found."""
+        halted = False
+        oldest = time.time() * 1000 - _FRESH_MS
+        lags: dict[TopicPartition, int] = {}
+        for task in self._tasks.values():
+            if not task.placed:
+                continue
+            positions: dict[str, int] = {}
+            known, seen = True, float("inf")
+            for topic in task.topics:
+                tp = task.partition(topic)
+                position = positions[topic] = await self._consumer.position(tp)
+                end, polled = self.end(tp), self._consumer.last_poll_timestamp(tp) or 0
+                seen = min(seen, polled)
+                if end is None:
+                    known = False
+                    continue
+                lags[tp] = max(0, end - position) + task.queued(topic)
+                if task.silent and polled >= oldest and not lags[tp] and end < task.target(topic):
+                    report_short(tp, end, task.target(topic))
+                    task.shorten(topic, end)
+            lag = sum(lags[task.partition(topic)] for topic in task.topics) if known else None
+            self._report.standing(task.number, sum(task.positions.values()), lag, seen)
+            if task.silent:
+                if task.reached(positions):
+                    self._report.restored(task)
+                continue
+            task.clock.tick(lag == 0 and seen >= oldest, now)
+            if task.engine.counters.waiting:
+                outcome = task.engine.expire(task.clock.now)
+                self._report.expired(task, outcome)
+                await self._say(task, outcome, ())
+                if outcome.halts:
+                    halted = True
+                    await self._outputs.hurry(task.number)
+        if now >= self._lags_due:
+            self._report.lags(lags)
+            self._lags_due = now + _LAGS_EVERY
+        return halted
+
+    async def _is_behind(self, tp: TopicPartition) -> bool:
+        """Return whether there is more of a partition than has been fetched, as far as that is known."""
+        end = self.end(tp)
+        return end is None or await self._consumer.position(tp) < end
+
+    def end(self, tp: TopicPartition) -> int | None:
+        """Return the offset up to which a partition can be read, as of its last fetch; None: not known yet."""
+        # In an open transaction the log is readable only up to the last stable offset.
+        stable = self._consumer.last_stable_offset(tp)
+        end: int | None = self._consumer.highwater(tp)
+        return end if stable is None or stable < 0 or end is None else min(end, stable)
+
+    async def _commit(self) -> None:
+        """Deliver what was said and commit how far it goes; partitions that are no longer ours are forgotten."""
+        offsets = {task.number: moved for task in self._tasks.values() if (moved := task.uncommitted())}
+        try:
+            await self._outputs.commit(offsets)
+        except (CommitFailedError, IllegalStateError) as error:
+            log.warning("the group has rebalanced without us; rejoining", error=str(error))
+            await self._forget_tasks()
+            return
+        for number, moved in offsets.items():
+            self._tasks[number].committed.update({tp.topic: offset for tp, offset in moved.items()})
+
+
+class _Listener(ConsumerRebalanceListener):
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        await self._loop.revoke()
+
+    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self._loop.assign(assigned)

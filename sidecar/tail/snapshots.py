@@ -1,0 +1,242 @@
+"""A task's sessions on the snapshot topic: written in rounds, read back whole.
+
+Partition n of the topic belongs to task n. A round is the sessions that changed since the last one, each with the
+offsets the task stands at, a tombstone for each that was dropped, and last the marker with the same offsets.
+"""
+
+# mypy: untyped-calls-exclude="aiokafka"
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from msgspec import Raw, Struct
+
+from sidecar.engine.state import Frozen
+from sidecar.observe.logs import get_logger
+from sidecar.tail.clients import close_consumer, open_consumer
+from sidecar.tail.envelope import BASE_KEY, MARKER_KEY, Codec, Kept, Marker, origin_of, packed, session_key
+from sidecar.tail.gather import Gathering, Restored, SnapshotError
+from sidecar.tail.messages import MAX_MESSAGE, Message
+
+__all__ = [
+    "Kept",
+    "Marker",
+    "Progress",
+    "Restored",
+    "SnapshotError",
+    "SnapshotWriter",
+    "origin_of",
+    "read_snapshots",
+]
+
+log = get_logger(__name__)
+
+_POLL_MS = 50
+_AT_ONCE = 2000
+_PARTITION_BYTES = 8 * 2**20
+_OVERHEAD = 256
+"""Bytes of a record besides key and state, without the positions."""
+
+
+class SnapshotWriter:
+    """Make the records that a task writes to its partition of the snapshot topic.
+
+    Every record has a higher number than the one before, so they have to be sent in the order they are made. Numbers
+    of records that were never written, or were in a transaction that was aborted, are not used again.
+
+    Args:
+        topic: the snapshot topic.
+        partition: the task's partition.
+        origin: from `origin_of`.
+        next_number: from what was restored (`Restored.next_number`, `SnapshotError.next_number`).
+        limit: the most bytes that key and value of a record may have, or a broker would not take it.
+    """
+
+    def __init__(self, topic: str, partition: int, origin: int, next_number: int = 1, limit: int = MAX_MESSAGE) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._codec = Codec(origin)
+        self._limit = limit
+        self._unwritten: set[str] = set()
+        self.number = next_number
+        """The number of the next record."""
+        self.records = 0
+        self.size = 0
+        """Bytes of all keys and values made."""
+
+    def round(
+        self,
+        changed: Iterable[Frozen],
+        dropped: Iterable[str],
+        positions: Mapping[str, int],
+        sessions: int,
+        *,
+        anew: bool = False,
+    ) -> Iterator[Message]:
+        """Yield the records of a round, the marker last.
+
+        The task must not fold while they are taken, because they all claim the same positions.
+
+        Args:
+            changed: the sessions that changed since the last round; with `anew` all of them.
+            dropped: ids of sessions that the task has forgotten.
+            positions: the next offset of each input topic.
+            sessions: how many sessions the task has.
+            anew: declare all that was written before void; after it could not be used, it has to be.
+        """
+        raw = packed(positions)
+        if anew:
+            yield self._message(BASE_KEY, self._codec.base(self._take_number()))
+        for frozen in changed:
+            if (message := self._session(frozen, raw)) is not None:
+                yield message
+        for session_id in dropped:
+            if session_id in self._unwritten:
+                self._unwritten.discard(session_id)
+            else:
+                yield self._message(session_key(session_id), None)
+        count = sessions - len(self._unwritten)
+        yield self._message(MARKER_KEY, self._codec.marker(self._take_number(), raw, count))
+
+    def decided(self, sessions: Iterable[Frozen], positions: Mapping[str, int]) -> list[Message]:
+        """Return the records of sessions that have to be written with the outputs of what was decided in them.
+
+        Args:
+            sessions: the sessions.
+            positions: the next offset of each input topic.
+        """
+        raw = packed(positions)
+        return [message for frozen in sessions if (message := self._session(frozen, raw)) is not None]
+
+    def _session(self, frozen: Frozen, positions: Raw) -> Message | None:
+        key, number = session_key(frozen.session_id), self._take_number()
+        around = len(key) + len(bytes(positions)) + _OVERHEAD
+        if around + len(frozen.state) <= self._limit:
+            return self._message(key, self._codec.session(key, number, positions, frozen, frozen.state))
+        log.error(
+            "a session's state is too large for the snapshot topic: after a restart the session cannot be verified",
+            session=frozen.session_id[:200],
+            size=around + len(frozen.state),
+            limit=self._limit,
+        )
+        if around <= self._limit:
+            return self._message(key, self._codec.session(key, number, positions, frozen, b""))
+        # Not even its id: after a restart its first positions are missing, which no checkpoint survives.
+        self._unwritten.add(frozen.session_id)
+        return None
+
+    def _take_number(self) -> int:
+        number, self.number = self.number, self.number + 1
+        return number
+
+    def _message(self, key: bytes, value: bytes | None) -> Message:
+        self.records += 1
+        self.size += len(key) + len(value or b"")
+        # A tombstone has no value, and no snapshot an item that a smaller value could be made from.
+        nothing: Any = None
+        return Message(self._topic, key, nothing if value is None else value, self._partition, nothing)
+
+
+class Progress(Struct, frozen=True):
+    """Say how far the reading of a snapshot partition is."""
+
+    records: int
+    size: int
+    position: int
+    end: int
+
+
+async def read_snapshots(
+    options: Mapping[str, Any],
+    topic: str,
+    partition: int,
+    origin: int,
+    *,
+    stall: float = 90.0,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Restored:
+    """Read a snapshot partition to the end it has now, and verify every record that counts.
+
+    Whoever may still write to it has to be fenced before.
+
+    Args:
+        options: client options, from `clients.reach`.
+        topic: the snapshot topic.
+        partition: the task's partition.
+        origin: from `origin_of`.
+        stall: seconds without progress after which it is given up. A foreign transaction that is left open hides
+            what comes behind it until the broker ends it, by default after a minute.
+        on_progress: called after every batch.
+
+    Raises:
+        SnapshotError: the snapshots cannot be used.
+        KafkaError: they could not be read.
+        TimeoutError: they could not be read to the end.
+    """
+    began = asyncio.get_running_loop().time()
+    gathering = Gathering(topic, partition, origin)
+    consumer = await open_consumer(
+        options,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        isolation_level="read_committed",
+        fetch_max_wait_ms=_POLL_MS,
+        max_partition_fetch_bytes=_PARTITION_BYTES,
+    )
+    try:
+        await _read(consumer, TopicPartition(topic, partition), gathering, stall, on_progress)
+    finally:
+        await close_consumer(consumer)
+    restored = gathering.result()
+    log.info(
+        "snapshots read",
+        topic=topic,
+        partition=partition,
+        sessions=len(restored.sessions),
+        records=restored.records,
+        bytes=restored.size,
+        seconds=round(asyncio.get_running_loop().time() - began, 3),
+    )
+    return restored
+
+
+async def _read(
+    consumer: AIOKafkaConsumer,
+    tp: TopicPartition,
+    gathering: Gathering,
+    stall: float,
+    on_progress: Callable[[Progress], None] | None,
+) -> None:
+    clock = asyncio.get_running_loop().time
+    consumer.assign([tp])
+    async with asyncio.timeout(stall):
+        position: int = (await consumer.beginning_offsets([tp]))[tp]
+        # A leader that has just been elected may not know yet how far its log is committed: then this waits, and a
+        # fetch would show too low an end. The embedded broker, however, tells too low an end here.
+        end: int = (await consumer.end_offsets([tp]))[tp]
+    consumer.seek(tp, position)
+    asked, moved = False, clock()
+    while not asked or position < end:
+        fetched = await consumer.getmany(tp, timeout_ms=_POLL_MS, max_records=_AT_ONCE)
+        add = gathering.add
+        for record in fetched.get(tp, ()):
+            add(record.key, record.value, record.offset)
+        if not asked and (high := consumer.highwater(tp)) is not None:
+            asked, end = True, max(end, high)
+        # Not the last record's offset: what compaction removed, and the markers of transactions, are passed over.
+        before, position = position, await consumer.position(tp)
+        if position != before:
+            moved = clock()
+            if on_progress is not None:
+                on_progress(Progress(gathering.records, gathering.size, position, end))
+        elif clock() - moved > stall:
+            raise TimeoutError(_stalled(consumer, tp, position, end, stall))
+
+
+def _stalled(consumer: AIOKafkaConsumer, tp: TopicPartition, position: int, end: int, stall: float) -> str:
+    stable = consumer.last_stable_offset(tp)
+    hidden = stable is not None and 0 <= stable <= position < end
+    why = "an open transaction hides the rest" if hidden else "the broker sends no more"
+    return f"{tp.topic}/{tp.partition}: stuck at offset {position} of {end} for {stall:g} s: {why}"

@@ -1,0 +1,287 @@
+"""The tail as one thing to start, run and stop: it opens the clients, runs the loop, and starts over when they fail."""
+
+# mypy: untyped-calls-exclude="aiokafka"
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from aiokafka.errors import KafkaError
+from aiokafka.structs import OffsetAndMetadata
+
+from sidecar.config import Settings
+from sidecar.engine.fold import Outcome
+from sidecar.observe.health import Health
+from sidecar.observe.logs import get_logger
+from sidecar.observe.metrics import Metrics
+from sidecar.tail.clients import STARTUP_TIMEOUT, close_consumer, open_consumer, open_producer, reach
+from sidecar.tail.errors import TailError
+from sidecar.tail.fetching import lighten
+from sidecar.tail.loop import Loop
+from sidecar.tail.outputs import AtLeastOnce, Offsets, Outputs
+from sidecar.tail.report import Report
+from sidecar.tail.topics import create_missing
+
+log = get_logger(__name__)
+
+STOP_TIMEOUT = 15.0
+"""Seconds in which the last outputs have to be delivered and committed when the tail is stopped."""
+
+_FIRST_BACKOFF, _LAST_BACKOFF = 0.5, 15.0
+_WATCH_EVERY = 0.5
+_SILENCE = 2.0
+_PROBE_TIMEOUT = 2.0
+_REBALANCE_TIMEOUT_MS = 60_000
+
+
+class Tail:
+    """Read the input topics as a member of the group, judge what they say, and write the verdicts.
+
+    Args:
+        settings: the settings tree.
+        metrics: the metrics of this process.
+        health: the health of this process, on the clock `time.monotonic`.
+        on_outcome: called with what each batch found, before it is sent.
+        startup_timeout: seconds in which a broker must answer at the start.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        health: Health,
+        on_outcome: Callable[[Outcome], None] | None = None,
+        *,
+        startup_timeout: float = STARTUP_TIMEOUT,
+    ) -> None:
+        self._settings = settings
+        self._report = Report(metrics, health)
+        self._on_outcome = on_outcome
+        self._startup_timeout = startup_timeout
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._stalled = asyncio.Event()
+        self._running = False
+        self._partitions: Mapping[str, int] = {}
+        self._consumer: AIOKafkaConsumer | None = None
+        self._outputs: Outputs | None = None
+        self._loop: Loop | None = None
+        metrics.declare_topics(settings.topics.inputs)
+
+    @property
+    def loop(self) -> Loop | None:
+        """Return the loop while it runs (it is another one after the clients had to be opened again)."""
+        return self._loop
+
+    async def start(self) -> None:
+        """Reach a broker, see that the topics are there, and open the clients.
+
+        Raises:
+            TailError: a broker, a topic or a permission is missing; it says what to do.
+        """
+        options = await reach(self._settings, self._startup_timeout)
+        topics = await create_missing(self._settings, options=options, within=self._startup_timeout)
+        self._partitions = {spec.name: spec.partitions for spec in (*topics.created, *topics.existing)}
+        try:
+            await self._open(options)
+        except KafkaError as error:
+            raise TailError(f"The Kafka clients could not be opened: {error!r}.") from error
+        self._report.broker(True)
+
+    async def run(self, signals: bool = False) -> None:
+        """Work until `stop` is called; start first if that was not done.
+
+        Args:
+            signals: end cleanly on SIGTERM and SIGINT, too.
+
+        Raises:
+            TailError: it cannot start, or something came up that trying again does not mend.
+        """
+        self._running = True
+        watching = asyncio.create_task(self._watch())
+        try:
+            with _signals(self.request_stop) if signals else contextlib.nullcontext():
+                if self._consumer is None:
+                    await self._unless_stopped(self.start())
+                await self._run()
+        finally:
+            try:
+                watching.cancel()
+                await asyncio.wait((watching,))
+                await self._close()
+            finally:
+                self._running = False
+                self._ended.set()
+
+    def request_stop(self) -> None:
+        """Begin to stop: what is being worked on is delivered and committed, then `run` returns."""
+        self._stopping.set()
+
+    async def stop(self) -> None:
+        """Stop, and wait until all is delivered, committed and closed."""
+        self._stopping.set()
+        if self._running:
+            await self._ended.wait()
+        else:
+            await self._close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        backoff = _FIRST_BACKOFF
+        while not self._stopping.is_set():
+            begun = time.monotonic()
+            try:
+                if self._consumer is None:
+                    await self._unless_stopped(self._reopen())
+                if not self._stopping.is_set():
+                    await self._run_loop()
+            except (KafkaError, TailError, OSError) as error:
+                # A broker that is away is no reason to end once we have started; what cannot mend is.
+                if isinstance(error, TailError) and self._consumer is not None:
+                    raise
+                log.error("the Kafka clients failed; opening new ones", error=repr(error), in_seconds=backoff)
+                self._report.broker(False)
+                await self._close()
+                if time.monotonic() - begun > 60:
+                    backoff = _FIRST_BACKOFF
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), backoff)
+                backoff = min(2 * backoff, _LAST_BACKOFF)
+
+    async def _run_loop(self) -> None:
+        assert self._consumer is not None and self._outputs is not None
+        self._loop = Loop(
+            self._consumer, self._outputs, self._settings, self._report, self._partitions, self._on_outcome
+        )
+        self._report.joining()
+        self._stalled.clear()
+        working = asyncio.create_task(self._loop.run(self._stopping))
+        stopping = asyncio.create_task(self._stopping.wait())
+        stalled = asyncio.create_task(self._stalled.wait())
+        try:
+            await asyncio.wait((working, stopping, stalled), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and not self._stopping.is_set():
+                raise KafkaError("the brokers have not answered for too long")
+            if not working.done():
+                await asyncio.wait((working,), timeout=STOP_TIMEOUT)
+            if not working.done():
+                log.error(
+                    "the last outputs could not be delivered and committed in time;"
+                    " they will be written again after the next start",
+                    seconds=STOP_TIMEOUT,
+                )
+                working.cancel()
+                await asyncio.wait((working,))
+                return
+            working.result()
+        except BaseException:
+            self._report.revoked([task.number for task in self._loop.tasks])
+            raise
+        finally:
+            for task in (working, stopping, stalled):
+                task.cancel()
+            await asyncio.wait((working, stopping, stalled))
+            self._loop = None
+
+    async def _unless_stopped(self, opening: Coroutine[Any, Any, None]) -> None:
+        work, stopping = asyncio.create_task(opening), asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            stopping.cancel()
+            await asyncio.wait((work, stopping))
+
+    async def _reopen(self) -> None:
+        await self._open(await reach(self._settings, _LAST_BACKOFF))
+
+    async def _open(self, options: Mapping[str, Any]) -> None:
+        tail = self._settings.tail
+        consumer = self._consumer = await open_consumer(
+            options,
+            group_id=tail.group_id,
+            group_instance_id=tail.group_instance_id,
+            enable_auto_commit=False,
+            # Positions come from the tasks; one that the log no longer has must not be replaced in silence.
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            # Keeps a partition number's topics together, where they have equally many partitions.
+            partition_assignment_strategy=(RangePartitionAssignor,),
+            fetch_max_wait_ms=round(tail.fetch_max_wait * 1000),
+            fetch_max_bytes=tail.fetch_max_bytes,
+            max_partition_fetch_bytes=tail.partition_max_bytes,
+            session_timeout_ms=round(tail.session_timeout * 1000),
+            heartbeat_interval_ms=round(tail.heartbeat_interval * 1000),
+            max_poll_interval_ms=round(tail.max_poll_interval * 1000),
+            # Long enough to deliver what is under way; the member that leaves or dies is not waited for.
+            rebalance_timeout_ms=_REBALANCE_TIMEOUT_MS,
+        )
+
+        if not lighten(consumer):
+            log.info("this version of aiokafka is read the slower way")
+
+        async def producer() -> AIOKafkaProducer:
+            return await open_producer(options)
+
+        async def commit(offsets: Offsets) -> None:
+            await consumer.commit({tp: OffsetAndMetadata(offset, "") for tp, offset in offsets.items()})
+
+        self._outputs = AtLeastOnce(producer, commit, tail.max_buffered)
+
+    async def _close(self) -> None:
+        outputs, self._outputs = self._outputs, None
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await close_consumer(consumer)
+        if outputs is not None:
+            await outputs.close()
+
+    async def _watch(self) -> None:
+        """Tell, beside the loop, whether the brokers answer: the loop may be the one that waits for them."""
+        heard = time.monotonic()
+        while True:
+            await asyncio.sleep(_WATCH_EVERY)
+            loop, consumer, outputs = self._loop, self._consumer, self._outputs
+            if loop is None or consumer is None or outputs is None:
+                heard = time.monotonic()
+                continue
+            now = time.monotonic()
+            waiting = outputs.waiting_since()
+            if waiting is not None and now - waiting > _SILENCE:
+                self._report.broker(False)
+            elif loop.heard_within(_SILENCE + 2 * self._settings.tail.fetch_max_wait) or await self._answers(consumer):
+                heard = now
+                self._report.broker(True)
+            else:
+                self._report.broker(False)
+            # aiokafka does not look at its seeds again, nor recovers from every stall: new clients do.
+            if now - heard > self._settings.health.stall_after:
+                self._stalled.set()
+
+    async def _answers(self, consumer: AIOKafkaConsumer) -> bool:
+        """Ask the group's coordinator; for when there are no partitions whose fetches would tell."""
+        topic = self._settings.topics.events
+        with contextlib.suppress(TimeoutError, KafkaError, OSError):
+            await asyncio.wait_for(consumer.committed(TopicPartition(topic, 0)), _PROBE_TIMEOUT)
+            return True
+        return False
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,315 @@
+"""The topics the sidecar needs: plan them, create what is missing, print them."""
+
+# mypy: untyped-calls-exclude="aiokafka"
+
+import asyncio
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
+from aiokafka.protocol.metadata import MetadataRequest
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from sidecar.config import Settings
+from sidecar.observe.logs import get_logger
+from sidecar.tail.clients import STARTUP_TIMEOUT, reach
+from sidecar.tail.errors import TailError
+
+log = get_logger(__name__)
+
+Role = Literal["events", "compactions", "findings", "halts", "halt_acks", "dlq"]
+Use = Literal["input", "output"]
+
+_DLQ_RETENTION_MS = 30 * 24 * 3600 * 1000
+_SETTLE = 15.0
+
+
+class TopicSpec(Struct, frozen=True):
+    """Describe one topic: what it is for and how it has to be made."""
+
+    name: str
+    role: Role
+    use: Use
+    partitions: int
+    replication_factor: int
+    config: dict[str, str]
+    about: str
+    required: bool = True
+
+
+class Created(Struct):
+    """Say what was there and what was made."""
+
+    created: list[TopicSpec] = field(default_factory=list)
+    existing: list[TopicSpec] = field(default_factory=list)
+
+
+def plan(settings: Settings, partitions: int | None = None) -> list[TopicSpec]:
+    """List the topics the sidecar uses.
+
+    All have the same number of partitions: the inputs must (both topics' records of one session have to reach
+    one task), and outputs that do are written to the input's partition without hashing keys again.
+
+    Args:
+        settings: the settings tree; its `topics` section is used.
+        partitions: overrides the configured number.
+    """
+    names = settings.topics
+    count = partitions if partitions is not None else names.partitions
+    delete, compact = {"cleanup.policy": "delete"}, {"cleanup.policy": "compact"}
+    long = {**delete, "retention.ms": str(_DLQ_RETENTION_MS)}
+    rows: tuple[tuple[str, Role, Use, dict[str, str], str, bool], ...] = (
+        (names.events, "events", "input", delete, "log events of the agents, keyed by session", True),
+        (names.compactions, "compactions", "input", delete, "compaction records, keyed by session", True),
+        (names.findings, "findings", "output", delete, "every violation, keyed by session", True),
+        (names.halts, "halts", "output", compact, "halts and their clearing, newest per session kept", True),
+        (names.dlq, "dlq", "output", long, "what could not be read, with the reason and the bytes", True),
+        (names.halt_acks, "halt_acks", "input", delete, "who has taken a halt in hand", False),
+    )
+    specs: dict[str, TopicSpec] = {}
+    for name, role, use, config, about, required in rows:
+        # Events and compactions may be one mixed topic.
+        if name not in specs:
+            specs[name] = TopicSpec(name, role, use, count, names.replication_factor, config, about, required)
+    return list(specs.values())
+
+
+async def create_missing(
+    settings: Settings,
+    *,
+    create: bool | None = None,
+    partitions: int | None = None,
+    only: Collection[Role] | None = None,
+    within: float = STARTUP_TIMEOUT,
+    options: Mapping[str, Any] | None = None,
+) -> Created:
+    """Create the topics that are missing, and check those that are there.
+
+    Missing topics get as many partitions as an input that exists, because the inputs must have equal counts.
+
+    Args:
+        settings: the settings tree.
+        create: whether to create; by default the setting `topics.create`.
+        partitions: how many partitions; by default the setting `topics.partitions`.
+        only: the roles to look at; by default all.
+        within: seconds in which a broker must answer.
+        options: client options, where a broker has been reached already.
+
+    Raises:
+        TailError: no broker, a topic missing or refused, or the inputs' partition counts differ.
+    """
+    create = settings.topics.create if create is None else create
+    admin = AIOKafkaAdminClient(**(options or await reach(settings, within)))
+    try:
+        await asyncio.wait_for(admin.start(), within)
+        specs = [spec for spec in plan(settings, partitions) if only is None or spec.role in only]
+        found = await _partition_counts(admin, settings, specs)
+        names = settings.topics.inputs
+        specs = _with_actual_partitions(specs, names, found)
+        missing = [spec for spec in specs if spec.name not in found]
+        result = Created(existing=[spec for spec in specs if spec.name in found])
+        if missing and create:
+            result.created = await _create(admin, settings, missing)
+            found = await _settled(admin, settings, specs, result.created)
+        elif needed := [spec for spec in missing if spec.required]:
+            raise TailError(_missing(needed))
+        check_equal(names, found)
+    except KafkaError as error:
+        raise TailError(f"The topics could not be checked or created: {error!r}.") from error
+    finally:
+        await admin.close()
+    for spec in result.created:
+        log.info("topic created", topic=spec.name, partitions=spec.partitions)
+    return result
+
+
+def check_equal(names: Sequence[str], counts: Mapping[str, int]) -> None:
+    """Raise TailError, naming both topics, unless the inputs have equally many partitions."""
+    known = {name: counts[name] for name in names if name in counts}
+    if len(set(known.values())) > 1:
+        listed = " and ".join(f"{name} has {count}" for name, count in known.items())
+        raise TailError(
+            f"The input topics must have equally many partitions, because both topics' records of one session have to"
+            f" reach one consumer: {listed}. Recreate one of them, or name other topics in topics.events and"
+            " topics.compactions."
+        )
+
+
+def _with_actual_partitions(specs: list[TopicSpec], names: Sequence[str], found: Mapping[str, int]) -> list[TopicSpec]:
+    """Give existing topics the count they have, and missing ones that of an input that exists."""
+    count = next((found[name] for name in names if name in found), None)
+    return [replace(spec, partitions=found.get(spec.name, count or spec.partitions)) for spec in specs]
+
+
+async def _partition_counts(
+    admin: AIOKafkaAdminClient, settings: Settings, specs: Sequence[TopicSpec]
+) -> dict[str, int]:
+    """Return the partition counts of those topics that exist (and have all their leaders)."""
+    by_name = {spec.name: spec for spec in specs}
+    # Not `describe_topics`: its request lets brokers create what is asked for, with their own defaults.
+    reply = (await admin._send_request(MetadataRequest(list(by_name), False))).to_object()
+    counts: dict[str, int] = {}
+    hidden: set[str] = set()
+    for topic in reply["topics"]:
+        if for_code(topic["error_code"]) is TopicAuthorizationFailedError and by_name[topic["topic"]].required:
+            hidden.add(topic["topic"])
+        if topic["partitions"] and all(partition["leader"] >= 0 for partition in topic["partitions"]):
+            counts[topic["topic"]] = len(topic["partitions"])
+    if hidden:
+        raise TailError(_hidden(settings, [spec for spec in specs if spec.name in hidden]))
+    return counts
+
+
+async def _create(admin: AIOKafkaAdminClient, settings: Settings, missing: list[TopicSpec]) -> list[TopicSpec]:
+    request = [
+        NewTopic(spec.name, spec.partitions, spec.replication_factor, topic_configs=spec.config) for spec in missing
+    ]
+    reply = (await admin.create_topics(request)).to_object()
+    answers = {entry["topic"]: entry for entry in reply["topic_errors"]}
+    created = []
+    for spec in missing:
+        answer = answers.get(spec.name, {"error_code": -1})
+        if trouble := refusal(settings, spec, answer["error_code"], answer.get("error_message")):
+            if spec.required:
+                raise TailError(trouble)
+            log.info("an optional topic was not created", topic=spec.name, reason=trouble)
+        elif answer["error_code"] == 0:
+            created.append(spec)
+    return created
+
+
+def refusal(settings: Settings, spec: TopicSpec, code: int, message: str | None) -> str | None:
+    """Return what to tell the operator about a broker's answer to a creation; None if the topic is there.
+
+    Args:
+        settings: the settings tree, to name the principal.
+        spec: the topic asked for.
+        code: the broker's error code.
+        message: the broker's own words, if any.
+    """
+    if code == 0:
+        return None
+    error = for_code(code)
+    if error is TopicAlreadyExistsError:  # Another replica was quicker.
+        return None
+    if error in (TopicAuthorizationFailedError, ClusterAuthorizationFailedError):
+        return _forbidden(settings, spec.name, error.__name__)
+    said = f": {message}" if message else ""
+    return (
+        f"The topic {spec.name} ({spec.partitions} partitions, replication factor {spec.replication_factor}) could"
+        f" not be created: {error.__name__}{said}. See topics.partitions and topics.replication_factor, or create"
+        " it yourself: `sidecar topics` prints what is needed."
+    )
+
+
+def principal(settings: Settings) -> str:
+    """Return how a broker's ACLs name this client, as far as that is known here."""
+    user = settings.kafka.sasl_username
+    return f"User:{user}" if user else "this client's principal (no SASL user name is set)"
+
+
+def _forbidden(settings: Settings, topic: str, error: str) -> str:
+    return (
+        f"The broker does not let the sidecar create the topic {topic} ({error}). Grant {principal(settings)} the ACL"
+        f" CREATE on topic {topic}, or have an administrator run `sidecar topics --create`; `sidecar topics`"
+        " prints every topic with its partitions and cleanup policy."
+    )
+
+
+def _hidden(settings: Settings, specs: list[TopicSpec]) -> str:
+    wanted = [
+        f"{permission} on {', '.join(names)}"
+        for permission, use in (("READ", "input"), ("WRITE", "output"))
+        if (names := [spec.name for spec in specs if spec.use == use])
+    ]
+    return (
+        f"The broker does not let the sidecar see topics that it needs (TopicAuthorizationFailedError). Grant"
+        f" {principal(settings)} the ACLs {' and '.join(wanted)}, and CREATE on those that do not exist; or have an"
+        " administrator run `sidecar topics --create`. `sidecar topics` prints every topic."
+    )
+
+
+def _missing(specs: list[TopicSpec]) -> str:
+    names = ", ".join(spec.name for spec in specs)
+    return (
+        f"Missing topics: {names}. They are not created because topics.create is false: create them with"
+        " `sidecar topics --create`, or by hand as `sidecar topics` prints them."
+    )
+
+
+async def _settled(
+    admin: AIOKafkaAdminClient, settings: Settings, specs: list[TopicSpec], created: list[TopicSpec]
+) -> dict[str, int]:
+    """Wait until new topics have leaders: a client that asks earlier backs off for longer than this takes."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _SETTLE
+    while True:
+        found = await _partition_counts(admin, settings, specs)
+        if all(spec.name in found for spec in created) or loop.time() > deadline:
+            return found
+        await asyncio.sleep(0.05)
+
+
+# --- printing -------------------------------------------------------------------------------------
+
+
+def render(specs: Sequence[TopicSpec], style: Literal["table", "json", "commands"] = "table", servers: str = "") -> str:
+    """Return the topics as a table, as JSON, or as kafka-topics.sh commands.
+
+    Args:
+        specs: the topics, from `plan`.
+        style: how to print them.
+        servers: bootstrap servers to put into the commands.
+    """
+    if style == "json":
+        return json.dumps([_plain(spec) for spec in specs], indent=2)
+    if style == "commands":
+        return "\n".join(_command(spec, servers or "HOST:PORT") for spec in specs)
+    head = ("topic", "use", "partitions", "replication", "configuration", "about")
+    rows = [
+        (
+            s.name,
+            s.use,
+            str(s.partitions),
+            str(s.replication_factor),
+            " ".join(map("=".join, s.config.items())),
+            s.about,
+        )
+        for s in specs
+    ]
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    )
+
+
+def _plain(spec: TopicSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "role": spec.role,
+        "use": spec.use,
+        "partitions": spec.partitions,
+        "replication_factor": spec.replication_factor,
+        "config": spec.config,
+        "about": spec.about,
+        "required": spec.required,
+    }
+
+
+def _command(spec: TopicSpec, servers: str) -> str:
+    config = " ".join(f"--config {shlex.quote(f'{key}={value}')}" for key, value in spec.config.items())
+    return (
+        f"kafka-topics.sh --bootstrap-server {shlex.quote(servers)} --create --if-not-exists"
+        f" --topic {shlex.quote(spec.name)} --partitions {spec.partitions}"
+        f" --replication-factor {spec.replication_factor} {config}"
+    )
