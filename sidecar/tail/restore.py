@@ -1,6 +1,14 @@
 """Where a task begins: which offsets it reads first, and up to where it keeps silent.
 
 Without snapshots a task's state can only be had from its log: it is folded again from the first offset there is.
+
+What follows from that, until decisions are kept with the state:
+
+- A missing position that had been given up by the clock is waited for again, with a clock that starts when the task
+  speaks again. Its findings, and those of the records behind it, then come again under the same ids; and a record that
+  came too late the first time may be in time now, so that what was said about the gap stands without one in the state.
+- Where retention has deleted the beginning of a session, its first positions are missing, and are given up anew.
+- Two records that claim one position on two topics: which came first may be seen differently the second time.
 """
 
 # mypy: untyped-calls-exclude="aiokafka"

@@ -4,6 +4,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -105,7 +106,7 @@ class Tail:
         self._running = True
         watching = asyncio.create_task(self._watch())
         try:
-            with _signals(self.request_stop) if signals else contextlib.nullcontext():
+            with _rare_collections(), _signals(self.request_stop) if signals else contextlib.nullcontext():
                 if self._consumer is None:
                     await self._unless_stopped(self.start())
                 await self._run()
@@ -273,6 +274,17 @@ class Tail:
             await asyncio.wait_for(consumer.committed(TopicPartition(topic, 0)), _PROBE_TIMEOUT)
             return True
         return False
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let the cyclic collector run seldom: batches are made of thousands of small objects, and none is in a cycle."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @contextlib.contextmanager

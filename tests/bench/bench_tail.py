@@ -24,6 +24,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from sidecar import embedded
 from sidecar.config import Settings
+from sidecar.observe import logs
 from sidecar.observe.health import Health
 from sidecar.observe.metrics import Metrics
 from sidecar.simulate import mixed_records
@@ -154,7 +155,8 @@ def brokers(which: str) -> Iterator[dict[str, str]]:
 
 def report(records: int, *, which: str = "all", rounds: int = 3) -> list[str]:
     """Measure on the brokers at hand, print the figures, and return what breaks its bound."""
-    logging.disable(logging.CRITICAL)  # not what is measured
+    logs.setup("critical", "json")
+    logging.disable(logging.CRITICAL)  # what is found is logged, line by line, and that is not measured
     broken = []
     with brokers(which) as found:
         for name, bootstrap in found.items():
