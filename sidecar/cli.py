@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 import msgspec
@@ -24,7 +24,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class _Unusable(click.ClickException):
-    """Say that what was named cannot be used; the exit status of `check` and `watch` for that is 2."""
+    """Say that what was given cannot be used: exit status 2, because 1 means that `check` found something."""
 
     exit_code = 2
 
@@ -94,9 +94,13 @@ def cli(ctx: click.Context, config: Path | None, log_level: str | None, log_form
 @_kafka_option
 @_http_option
 @click.option("--seed", default=7, show_default=True, help="The fleet is the same for the same seed.")
-@click.option("--agents", default=24, show_default=True, help="Sessions that run at the same time.")
-@click.option("--sessions", default=168, show_default=True, help="Sessions in all.")
-@click.option("--seconds", default=11.0, show_default=True, help="How long the fleet takes to run.")
+@click.option(
+    "--agents", type=click.IntRange(1), default=24, show_default=True, help="Sessions that run at the same time."
+)
+@click.option("--sessions", type=click.IntRange(1), default=168, show_default=True, help="Sessions in all.")
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=11.0, show_default=True, help="How long the fleet takes to run."
+)
 @click.option("--keep", is_flag=True, help="Go on serving metrics at the end, until Ctrl-C.")
 @click.pass_obj
 def demo(obj: dict[str, Any], /, bootstrap_servers: str | None, http: str | None, keep: bool, **fleet: Any) -> None:
@@ -148,7 +152,7 @@ def check(
     Exit status:
       0  no error or critical finding
       1  some
-      2  the input cannot be used: a file is missing, or holds no readable record
+      2  the input cannot be used: a file is missing, holds no readable record, or (--strict) an unreadable line
 
     \b
     Examples:
@@ -167,6 +171,8 @@ def check(
     if unknown or len(shape) > 1 or len(reader) > 1:
         said = f"{unknown[0]!r} is no format" if unknown else "--format is given twice for the same thing"
         raise click.BadParameter(f"{said}: output {' or '.join(shapes)}, input {' or '.join(readers)}.")
+    if output != "findings" and shape == ["text"]:
+        raise click.BadParameter("only findings can be written as text; halts and sessions are JSON.")
     limits = _settings(obj).engine.limits()
     code = run_check(
         files,
@@ -222,8 +228,12 @@ def watch(
     from sidecar.files.jsonl import InputError
     from sidecar.files.store import StateError
     from sidecar.files.watch import watch as run_watch
+    from sidecar.observe.logs import get_logger
 
     settings = _settings(obj, http=http, watch__state_dir=state)
+
+    absent = [path for path in paths if not Path(path).exists()]
+    get_logger("sidecar").info("following", paths=list(paths), waiting_for=absent)
 
     async def work(stop: asyncio.Event, metrics: "Metrics", health: "Health") -> int:
         return await run_watch(
@@ -233,7 +243,7 @@ def watch(
             limits=settings.engine.limits(),
             poll_interval=settings.watch.poll_interval,
             format=format,
-            findings_file=findings,
+            findings_file=None if findings == Path("-") else findings,
             halts_file=halts,
             stdout=sys.stdout,
             metrics=metrics,
@@ -253,8 +263,9 @@ def watch(
 @click.option(
     "--guarantee",
     type=click.Choice(["exactly_once", "at_least_once"]),
-    help="Delivery of findings and halts (default: the setting tail.guarantee).",
+    help="Delivery of findings and halts (default: exactly_once, the setting tail.guarantee).",
 )
+@click.option("--reset", is_flag=True, help="Start over: judge the inputs again from their first record.")
 @click.pass_obj
 def run(
     obj: dict[str, Any],
@@ -263,8 +274,16 @@ def run(
     http: str | None,
     group_id: str | None,
     guarantee: str | None,
+    reset: bool,
 ) -> None:
     """Tail the input topics on Kafka, and publish findings, halts and dead letters.
+
+    With exactly_once, findings, halts, dead letters and the input offsets are committed together: consumers that read
+    committed records see each once. A broker without transactions needs --guarantee at_least_once: after a crash some
+    come again, under the same ids.
+
+    The state is kept on the topic agent.snapshots; a restart goes on from there. --reset is the only way to start
+    over: it forgets that state and the offsets (every replica has to be stopped), and every finding is written again.
 
     Replicas with the same --group-id share the partitions. Missing topics are created unless topics.create is off.
     SIGTERM ends it cleanly: what is under way is delivered and committed, the group is left, exit status 0.
@@ -275,6 +294,7 @@ def run(
       SIDECAR_KAFKA__SECURITY_PROTOCOL=SASL_SSL … sidecar --config sidecar.yaml run
     """
     from sidecar.tail.errors import TailError
+    from sidecar.tail.reset import reset as start_over
     from sidecar.tail.tail import Tail
 
     settings = _settings(
@@ -286,6 +306,8 @@ def run(
     )
 
     async def work(stop: asyncio.Event, metrics: "Metrics", health: "Health") -> int:
+        if reset:
+            await start_over(settings)
         tail = Tail(settings, metrics, health)
 
         async def stopping() -> None:
@@ -322,6 +344,9 @@ def emit(obj: dict[str, Any], /, bootstrap_servers: str | None, files: tuple[str
     from sidecar.tail.errors import TailError
     from sidecar.tail.publish import emit as publish_files
 
+    for file in files:  # before the broker is asked
+        if file != "-" and not Path(file).is_file():
+            raise _Unusable(f"there is no file {file!r}")
     settings = _settings(obj, kafka__bootstrap_servers=bootstrap_servers)
     try:
         published = asyncio.run(publish_files(files, settings))
@@ -337,14 +362,24 @@ def emit(obj: dict[str, Any], /, bootstrap_servers: str | None, files: tuple[str
 @cli.command()
 @_kafka_option
 @click.option("--seed", default=7, show_default=True, help="The fleet is the same for the same seed.")
-@click.option("--agents", default=8, show_default=True, help="Sessions that run at the same time.")
-@click.option("--sessions", default=100, show_default=True, help="Sessions in all.")
-@click.option("--fault-rate", default=0.3, show_default=True, help="Share of sessions that a fault is planted in.")
-@click.option("--rate", type=float, help="Records per second (default: as fast as they are taken).")
+@click.option(
+    "--agents", type=click.IntRange(1), default=8, show_default=True, help="Sessions that run at the same time."
+)
+@click.option("--sessions", type=click.IntRange(1), default=100, show_default=True, help="Sessions in all.")
+@click.option(
+    "--fault-rate",
+    type=click.FloatRange(0, 1),
+    default=0.3,
+    show_default=True,
+    help="Share of sessions that a fault is planted in.",
+)
+@click.option(
+    "--rate", type=click.FloatRange(0, min_open=True), help="Records per second (default: as fast as they are taken)."
+)
 @click.option("--stdout", is_flag=True, help="Write the records as JSONL to standard output instead of publishing.")
 @click.option(
     "--planted",
-    type=click.Path(dir_okay=False, path_type=Path, writable=True),
+    type=click.File("wb", lazy=False),
     help="Write what was planted to this file: a JSON object a line, with the findings that have to come of it.",
 )
 @click.pass_obj
@@ -358,7 +393,7 @@ def simulate(
     fault_rate: float,
     rate: float | None,
     stdout: bool,
-    planted: Path | None,
+    planted: BinaryIO | None,
 ) -> None:
     """Publish a simulated fleet: agents that run, compact, crash and resume, with faults at known rates.
 
@@ -371,8 +406,6 @@ def simulate(
     from sidecar.tail.errors import TailError
     from sidecar.tail.publish import publish
 
-    if not 0 <= fault_rate <= 1:
-        raise click.BadParameter("a share is between 0 and 1", param_hint="--fault-rate")
     settings = _settings(obj, kafka__bootstrap_servers=bootstrap_servers)
     fleet = Fleet(seed, agents=agents, sessions=sessions, faults=FaultRates.uniform(fault_rate, FAULTS))
     if stdout:
@@ -387,7 +420,7 @@ def simulate(
         topics = ", ".join(f"{count} to {topic}" for topic, count in published.topics.items())
         click.echo(f"published {topics}; planted {len(fleet.planted)} faults in {sessions} sessions", err=True)
     if planted is not None:
-        planted.write_bytes(b"".join(msgspec.json.encode(p, order="deterministic") + b"\n" for p in fleet.planted))
+        planted.writelines(msgspec.json.encode(p, order="deterministic") + b"\n" for p in fleet.planted)
 
 
 @cli.command()
@@ -499,7 +532,7 @@ def _settings(obj: dict[str, Any], **overrides: Any) -> "Settings":
     try:
         settings = Settings.load(path, **{key: value for key, value in given.items() if value is not None})
     except SettingsError as error:
-        raise click.ClickException(str(error)) from None
+        raise _Unusable(str(error)) from None
     logs.setup(settings.log.level, settings.log.format, library_level=settings.log.library_level)
     return settings
 

@@ -133,14 +133,18 @@ def moment(session: Session) -> object:
     return session.order.moment or session.applied
 
 
-def missing_in(session: Session, lo: int, hi: int) -> int:
-    """Return the first missing position in `lo`..`hi`, or 0; counts what the record being judged waited for."""
+def missing_in(session: Session, lo: int, hi: int, *, alone: bool = True) -> int:
+    """Return the first missing position in `lo`..`hi`, or 0.
+
+    Args:
+        alone: count what the record being judged waited for, which is missing for it alone.
+    """
     order = session.order
     if order.missing_lo and order.missing_hi:
         i = bisect_left(order.missing_hi, lo)
         if i < len(order.missing_lo) and order.missing_lo[i] <= hi:
             return max(order.missing_lo[i], lo)
-    if order.awaited:
+    if alone and order.awaited:
         first = max(lo, session.applied + 1)
         if first <= min(hi, order.awaited):
             return first

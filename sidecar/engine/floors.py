@@ -70,6 +70,7 @@ def judge_constraints(
     if floors is None or not floors.constraints:
         return
     carried = set(generation.constraints)
+    carried_below: list[set[str]] | None = None
     checked = kept = 0
     for stated in _last_in(floors.constraints, generation.lo, generation.hi):
         if not stated.negative or stated.retired:
@@ -77,7 +78,10 @@ def judge_constraints(
         checked += 1
         if stated.id in carried:
             kept += 1
-        elif _to_blame(stated.position, children, [stated.id in child.constraints for child in children]):
+            continue
+        if carried_below is None:
+            carried_below = [set(child.constraints) for child in children]
+        if _to_blame(stated.position, children, [stated.id in below for below in carried_below]):
             ctx.blame_node(
                 session,
                 tree,

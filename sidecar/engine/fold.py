@@ -6,6 +6,7 @@ IO: whoever calls it says what time it is.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import msgspec
 
@@ -18,7 +19,19 @@ from sidecar.engine.status import STATUSES, conclude, session_status
 from sidecar.protocol.outputs import Finding, Halt, Source
 from sidecar.protocol.records import Hole, Record
 
-Arrival = tuple[Record, int, Source | None]
+
+class Located(Protocol):
+    """Say where a record was read: a `Source`, or whatever else has its fields."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+
+
+Arrival = tuple[Record, int, Located | None]
 """A record (a `Hole` for an unreadable one), the digest of its content, and where it was read."""
 
 STATE_VERSION = 1
@@ -95,12 +108,12 @@ class Engine:
                     touched[session_id] = session
                     judge(ctx, session, record)
                     if found:
-                        conclude(ctx, session, record, source, seq)
+                        conclude(ctx, session, record, _source(source), seq)
                 if not seq & 1023:
                     sequencer.trim(session)
             else:
                 touched[session_id] = session
-                sequencer.place(session, record, digest, source, now)
+                sequencer.place(session, record, digest, _source(source), now)
         self.counters.records += count
         return self._outcome()
 
@@ -159,6 +172,9 @@ class Engine:
 
     def __len__(self) -> int:
         return len(self._sessions) + len(self._frozen)
+
+    def __bool__(self) -> bool:
+        return True  # also without sessions: `engine or Engine()` must not replace it
 
     # --- keeping ----------------------------------------------------------------------------------
 
@@ -317,6 +333,13 @@ class Engine:
         outcome = Outcome(ctx.findings, ctx.halts, ctx.survival)
         ctx.findings, ctx.halts, ctx.survival = [], [], {}
         return outcome
+
+
+def _source(located: Located | None) -> Source | None:
+    """Return where a record was read, for a finding or to be held back: few are, so it is made only then."""
+    if located is None or type(located) is Source:
+        return located
+    return Source(located.topic, located.partition, located.offset)
 
 
 def _frozen(session: Session) -> Frozen:

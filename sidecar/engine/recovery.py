@@ -132,7 +132,7 @@ def check_point(ctx: Context, session: Session, record: Checkpoint) -> None:
     _judge_completeness(ctx, session, tree, written)
     _come_into_force(ctx, session, tree, written)
     if session.halts and checkpoint_status(session, tree, written) == "verified":
-        clear_halts(ctx, session, lambda halt: True)
+        clear_halts(ctx, session, dict.fromkeys(session.halts))
     if len(tree.checkpoints) > ctx.limits.checkpoints:
         forget_checkpoint(tree, next(iter(tree.checkpoints.values())))
 
@@ -168,11 +168,11 @@ def resume(ctx: Context, session: Session, record: Resume) -> None:
             witness=[written.position if written else 0, session.applied],
             evidence={"status": status},
         )
-    for dep in missing:
-        _report_missing(ctx, session, written, dep)
+    if written is not None and missing:
+        _report_missing(ctx, session, written, missing)
     recovery.awaiting = status != "verified" or bool(missing)
     if not recovery.awaiting:
-        clear_halts(ctx, session, lambda halt: halt.by_resume)
+        clear_halts(ctx, session, session.by_resume)
 
 
 def reconcile(ctx: Context, session: Session, record: Reconcile) -> None:
@@ -181,7 +181,7 @@ def reconcile(ctx: Context, session: Session, record: Reconcile) -> None:
     recovery = _recovery(session)
     recovery.reconciles += 1
     recovery.awaiting = False
-    clear_halts(ctx, session, lambda halt: halt.by_reconcile)
+    clear_halts(ctx, session, session.by_reconcile)
 
 
 def call_returned(ctx: Context, session: Session, record: ToolResult) -> None:
@@ -207,9 +207,10 @@ def call_returned(ctx: Context, session: Session, record: ToolResult) -> None:
         call.resumes = recovery.resumes
         call.said = None
     if call.before is not None and call.before != handle and recovery.reconciles == recovery.reconciles_at_resume:
-        said = call.said or []
-        if handle not in said:
-            call.said = [*said, handle]
+        if call.said is None:
+            call.said = {}
+        if handle not in call.said:
+            call.said[handle] = None
             ctx.report(
                 session,
                 "provenance_divergence",
@@ -278,23 +279,26 @@ def _judge_completeness(ctx: Context, session: Session, tree: Tree, written: Wri
         )
 
 
-def _report_missing(ctx: Context, session: Session, written: Written | None, dep: str) -> None:
-    assert written is not None
-    seen = referents.last_seen(session, dep)
-    if seen is None:
-        calls = (session.recovery and session.recovery.calls) or {}
-        returned = max((c.position for c in calls.values() if dep in (c.handle, c.before)), default=0)
-        seen = {"position": returned, "store": "tool_result"} if returned else None
-    ctx.report(
-        session,
-        "dependency_missing",
-        written.id,
-        (moment(session), dep),
-        witness=[written.position, int(seen["position"]) if seen else 0, session.applied],  # type: ignore[call-overload]
-        evidence={
-            "summary_generation": written.generation,
-            "turn": written.turn,
-            "reference": dep,
-            "last_seen": seen,
-        },
-    )
+def _report_missing(ctx: Context, session: Session, written: Written, missing: list[str]) -> None:
+    returned: dict[str, int] = {}
+    for call in ((session.recovery and session.recovery.calls) or {}).values():
+        for handle in (call.handle, call.before):
+            if handle is not None:
+                returned[handle] = max(returned.get(handle, 0), call.position)
+    for dep in missing:
+        seen = referents.last_seen(session, dep)
+        if seen is None and dep in returned:
+            seen = {"position": returned[dep], "store": "tool_result"}
+        ctx.report(
+            session,
+            "dependency_missing",
+            written.id,
+            (moment(session), dep),
+            witness=[written.position, seen["position"] if seen else 0, session.applied],
+            evidence={
+                "summary_generation": written.generation,
+                "turn": written.turn,
+                "reference": dep,
+                "last_seen": seen,
+            },
+        )

@@ -5,6 +5,7 @@ the position where it was last seen, the store it was seen in, and which stores 
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from sidecar.engine.context import Context
 from sidecar.engine.state import Generation, Session, Tree
@@ -61,7 +62,7 @@ def reachable(session: Session, referent: str) -> bool:
     return bool(session.stores and session.stores.get(referent, 0) & _HELD)
 
 
-def last_seen(session: Session, referent: str) -> dict[str, object] | None:
+def last_seen(session: Session, referent: str) -> dict[str, Any] | None:
     """Return the position and store where a referent was last added, or None if it never was."""
     code = (session.stores or {}).get(referent, 0)
     if not code:
@@ -133,7 +134,7 @@ def _orphan(ctx: Context, session: Session, tree: Tree, generation: Generation, 
     seen = last_seen(session, referent)
     witness = [generation.position, session.applied]
     if seen is not None:
-        witness.append(int(seen["position"]))  # type: ignore[call-overload]
+        witness.append(seen["position"])
     ctx.blame_node(
         session,
         tree,

@@ -66,6 +66,7 @@ class Sequencer:
         self.waiting: dict[str, int] = {}
         # One entry for each waiting session: not before when its next wait is over, on the caller's clock.
         self._due: list[tuple[float, str]] = []
+        self._queued: set[str] = set()
         self.decided: dict[str, None] = {}
 
     def place(self, session: Session, record: Record, digest: int, source: Source | None, now: float) -> None:
@@ -216,6 +217,8 @@ class Sequencer:
             frontier.judge_gap(self._ctx, session, first, stop)
             conclude(self._ctx, session, None, source, stop)
             self._judge_placed(session)
+            if (stop ^ (first - 1)) >> 10:  # past a multiple of 1,024, where applied records would have been trimmed
+                self.trim(session)
             first = stop + 1
 
     def _mark_missing(self, session: Session, first: int, last: int) -> None:
@@ -274,12 +277,16 @@ class Sequencer:
         self.counters.waiting += held - before
         if held:
             self.waiting[session_id] = held
-            if not before:
-                heappush(self._due, (_waits_since(session), session_id))
+            self._queue(session)
         else:
             order.waiting = order.queue = order.unplaced = None
             self.waiting.pop(session_id, None)
         self.counters.sessions_waiting = len(self.waiting)
+
+    def _queue(self, session: Session) -> None:
+        if session.session_id not in self._queued:
+            self._queued.add(session.session_id)
+            heappush(self._due, (_waits_since(session), session.session_id))
 
     def attend(self, session: Session) -> None:
         """Take note of a session that came with what it waits for."""
@@ -297,6 +304,7 @@ class Sequencer:
         found = []
         while self._due and self._due[0][0] <= bound:
             session_id = heappop(self._due)[1]
+            self._queued.discard(session_id)
             if session_id in self.waiting:
                 found.append(session_id)
         return found
@@ -349,8 +357,6 @@ class Sequencer:
                 self._judge_overdue(session, unplaced)
                 any_overdue = True
         self._settle(session)
-        if not session.quiet:
-            heappush(self._due, (_waits_since(session), session.session_id))
         return any_overdue
 
     def give_up_all(self, session: Session) -> None:

@@ -233,7 +233,7 @@ class Call(Struct, array_like=True, gc=False):
     before: str | None = None
     before_position: int = 0
     resumes: int = 0
-    said: list[str] | None = None
+    said: dict[str, None] | None = None
 
 
 class Recovery(Struct, array_like=True):
@@ -248,22 +248,21 @@ class Recovery(Struct, array_like=True):
 
 
 class OpenHalt(Struct, array_like=True):
-    """Keep an open halt, and by what it can be cleared besides a verified checkpoint."""
+    """Keep an open halt."""
 
     id: str
     position: int
     reason: list[str]
     checkpoint_id: str | None
     finding_ids: list[str]
-    by_reconcile: bool
-    by_resume: bool
 
 
 class Session(Struct, array_like=True):
     """Keep all that later records of a session can still ask about.
 
-    `lost`: records may be gone that nobody has seen. `status`, `changed` and `seen` serve whoever keeps many sessions:
-    the status last counted, whether anything came since the last snapshot, and when.
+    `by_reconcile` and `by_resume`: the open halts that these clear. `lost`: records may be gone that nobody has seen.
+    `status`, `changed` and `seen` serve whoever keeps many sessions: the status last counted, whether anything came
+    since the last snapshot, and when.
     """
 
     session_id: str
@@ -276,6 +275,8 @@ class Session(Struct, array_like=True):
     floors: Floors | None = None
     recovery: Recovery | None = None
     halts: dict[str, OpenHalt] | None = None
+    by_reconcile: dict[str, None] = field(default_factory=dict)
+    by_resume: dict[str, None] = field(default_factory=dict)
     trimmed: int = 0
     lost: bool = False
     status: str = ""

@@ -1,6 +1,6 @@
 """Status of checkpoints and sessions, and the halts that follow from findings (protocol: "Status and halts")."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import msgspec
@@ -18,7 +18,7 @@ from sidecar.engine.state import (
     Tree,
     Written,
 )
-from sidecar.engine.tree import basis_unreachable, newest_of
+from sidecar.engine.tree import newest_of, unreachable_below
 from sidecar.protocol.outputs import Finding, Halt, Source
 from sidecar.protocol.records import Record
 
@@ -40,7 +40,7 @@ def checkpoint_status(session: Session, tree: Tree, written: Written) -> str:
         return "corrupt"
     if flags & LOSS:
         return "lossy"
-    if flags & ERROR or basis_unreachable(session, tree, written):
+    if flags & ERROR or (basis and unreachable_below(session, tree, basis, {})):
         return "degraded"
     if flags & (UNVERIFIED | FORGOTTEN) or _missing_after(session, written):
         return "unverified"
@@ -68,13 +68,19 @@ def _listed(halts: dict[str, OpenHalt]) -> list[str]:
     return list(halts) if len(halts) <= LISTED else list(islice(reversed(halts), LISTED))[::-1]
 
 
-def clear_halts(ctx: Context, session: Session, cleared: Callable[[OpenHalt], bool]) -> None:
-    """Clear the open halts for which that holds."""
+def clear_halts(ctx: Context, session: Session, clearable: dict[str, None] | None) -> None:
+    """Clear open halts.
+
+    Args:
+        clearable: which, by id; all that are open if it is the session's `halts`.
+    """
     halts = session.halts
-    if not halts:
+    if not halts or not clearable:
         return
-    for halt in [halt for halt in halts.values() if cleared(halt)]:
-        del halts[halt.id]
+    for halt_id in list(clearable):
+        halt = halts.pop(halt_id)
+        for index in (session.by_reconcile, session.by_resume):
+            index.pop(halt_id, None)
         ctx.halts.append(
             Halt(
                 halt_id=halt.id,
@@ -107,9 +113,11 @@ def open_halt(ctx: Context, session: Session, findings: Sequence[Finding], posit
         reason=reason,
         checkpoint_id=about if about is not None else tree.in_force if tree else None,
         finding_ids=finding_ids,
-        by_reconcile=all(f.disposition == "reconcile" or f.rule in _BY_RECONCILE for f in halting),
-        by_resume=all(f.subject.type == "checkpoint" for f in halting),
     )
+    if all(f.disposition == "reconcile" or f.rule in _BY_RECONCILE for f in halting):
+        session.by_reconcile[halt.id] = None
+    if all(f.subject.type == "checkpoint" for f in halting):
+        session.by_resume[halt.id] = None
     if session.halts is None:
         session.halts = {}
     session.halts[halt.id] = halt
@@ -132,9 +140,10 @@ def open_halt(ctx: Context, session: Session, findings: Sequence[Finding], posit
 def _reexpand_from(session: Session, tree: Tree, about: str | None, reason: list[str]) -> Written | None:
     """Return the most recent checkpoint to re-expand from.
 
-    Whatever disqualifies a candidate for good takes it off the list, so a session that halts again and again
-    does not search its past again and again.
+    What disqualifies a candidate for good takes it off the list, so a session that halts again and again does not
+    search its past again and again.
     """
+    lossy: dict[int, bool] = {}
     accused = tree.checkpoints.get(about) if about is not None else None
     dead = []
     found = None
@@ -147,9 +156,12 @@ def _reexpand_from(session: Session, tree: Tree, about: str | None, reason: list
             or newest is not basis
             or basis.reclaimed
             or (written.flags | basis.below) & _DEAD
-            or _missing_after(session, written)
+            or missing_in(session, written.hi + 1, session.applied, alone=False)
         ):
             dead.append(checkpoint_id)
+            continue
+        # What the record being judged waited for is missing for it alone, and a referent may come back.
+        if _missing_after(session, written) or unreachable_below(session, tree, basis, lossy):
             continue
         if accused is not None and written.level >= accused.level:
             if written is not accused or reason != ["resumed_unverified"]:

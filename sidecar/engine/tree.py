@@ -5,6 +5,8 @@ force: when that changes, only the generations that enter or leave the basis are
 flags of a generation's whole basis, marked upward when a finding is made.
 """
 
+from collections.abc import Iterable
+
 from sidecar.engine.context import Context, mark_upward
 from sidecar.engine.state import FORGOTTEN, Generation, Node, Session, Tree, Written
 from sidecar.protocol.records import Summary
@@ -76,7 +78,7 @@ def commit(ctx: Context, session: Session, tree: Tree, record: Summary, partial:
     if node is None:
         tree.nodes[record.node_id] = Node(generation.id)
     else:
-        _supersede(session, tree, node, generation)
+        _supersede(tree, node, generation)
     if generation.children and tree.parents is None:
         tree.parents = {}
     for name in generation.children:
@@ -84,7 +86,7 @@ def commit(ctx: Context, session: Session, tree: Tree, record: Summary, partial:
         tree.parents.setdefault(name, {})[generation.node_id] = None
     track(session, tree, generation)
     if len(tree.generations) > ctx.limits.nodes:
-        _forget_oldest(session, tree)
+        _forget_oldest(tree)
     return generation
 
 
@@ -154,42 +156,42 @@ def track(session: Session, tree: Tree, generation: Generation) -> None:
     generation.lost = lost
 
 
-def ancestors(tree: Tree, node_id: str) -> list[str]:
-    """Return the nodes above a node, by the `children` of newest generations."""
-    found: dict[str, None] = {}
-    todo = [node_id]
-    while todo:
-        for parent in (tree.parents or {}).get(todo.pop(), ()):
-            if parent not in found and parent != node_id:
-                found[parent] = None
-                todo.append(parent)
-    return list(found)
+def parents_of(tree: Tree, node_id: str) -> Iterable[str]:
+    """Return the nodes whose newest generations name a node as their child."""
+    return (tree.parents or {}).get(node_id, ())
 
 
-def basis_unreachable(session: Session, tree: Tree, written: Written) -> bool:
-    """Tell whether a referent of a checkpoint's basis is unreachable now.
+def unreachable_below(session: Session, tree: Tree, root: Generation, known: dict[int, bool]) -> bool:
+    """Tell whether a referent of a generation, or of one that it was built from, is unreachable now.
 
-    For the checkpoint in force this is a count; for another one its basis is walked.
+    For the basis in force this is a count; another one is walked.
+
+    Args:
+        known: what was found out before about generations, at the same moment; what is found out now is added.
     """
-    if written.basis is None:
-        return False
-    if written.basis == tree.root:
+    if root.id == tree.root:
         return tree.broken > 0
     stores = session.stores or {}
-    seen = {written.basis}
-    todo = [written.basis]
+    todo = [root]
     while todo:
-        generation = tree.generations[todo.pop()]
+        generation = todo[-1]
+        if generation.id in known:
+            todo.pop()
+            continue
         if generation.newest or generation.held:
-            if generation.lost:
-                return True
-        elif any(not stores.get(r, 0) & 3 for r in generation.referents):
-            return True
-        for below in generation.built_from:
-            if below not in seen:
-                seen.add(below)
-                todo.append(below)
-    return False
+            lost = generation.lost > 0
+        else:
+            lost = any(not stores.get(r, 0) & 3 for r in generation.referents)
+        below = [known.get(b) for b in generation.built_from]
+        if lost or any(below):
+            known[generation.id] = True
+        elif None in below:
+            todo += [tree.generations[b] for b in generation.built_from if b not in known]
+            continue
+        else:
+            known[generation.id] = False
+        todo.pop()
+    return known[root.id]
 
 
 def forget_checkpoint(tree: Tree, written: Written) -> None:
@@ -206,7 +208,7 @@ def forget_checkpoint(tree: Tree, written: Written) -> None:
                 del tree.expected[key]
 
 
-def _supersede(session: Session, tree: Tree, node: Node, generation: Generation) -> None:
+def _supersede(tree: Tree, node: Node, generation: Generation) -> None:
     old = tree.generations[node.newest]
     old.newest = False
     old.facts, old.constraints = None, ()  # only newest generations are asked what they carry
@@ -252,7 +254,7 @@ def _release(tree: Tree, todo: list[int]) -> None:
             todo.extend(generation.built_from)
 
 
-def _forget_oldest(session: Session, tree: Tree) -> None:
+def _forget_oldest(tree: Tree) -> None:
     """Forget the oldest generation; what was built from it can no longer be verified."""
     oldest = next((g for g in tree.generations.values() if g.id != tree.root and g.id != tree.made), None)
     if oldest is None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from sidecar.engine.fold import Arrival, Engine, Outcome
 from sidecar.observe.health import Health
 from sidecar.observe.metrics import Metrics
-from sidecar.protocol.outputs import Finding, Source
+from sidecar.protocol.outputs import Finding
 from sidecar.protocol.records import Hole, Record
 
 TASK = "files"
@@ -92,7 +92,7 @@ def stamps(findings: list[Finding], arrivals: list[Arrival], fetched_at: float) 
     """Return for each finding the timestamp of the record that decided it, if that came in the same batch."""
     if not findings:
         return []
-    of: dict[Source | None, Record] = {source: record for record, _, source in arrivals}
+    of: dict[object, Record] = {source: record for record, _, source in arrivals}
     known = [of.get(finding.source) if finding.source is not None else None for finding in findings]
     return [(record.ts.timestamp() if record is not None and record.ts else None, fetched_at) for record in known]
 

@@ -1,5 +1,6 @@
 """What a person reads: a finding as text, the summary after a check, and a reader's account."""
 
+import re
 from collections import Counter
 from typing import TextIO
 
@@ -14,6 +15,8 @@ from sidecar.protocol.outputs import Finding
 SEVERITIES = ("critical", "error", "warning")
 SHOWN = 20
 """How many unreadable lines, sessions, prohibitions, calls, … are listed; the rest is counted."""
+
+_UNSAFE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]|\n(?=.)", re.DOTALL)
 
 
 class Tally(Struct):
@@ -38,8 +41,8 @@ def finding_text(finding: Finding) -> str:
     source = finding.source
     where = f" ({source.topic}:{source.offset})" if source is not None else ""
     lines = [
-        f"{finding.severity.upper()} {finding.rule}: {finding.subject.type} {finding.subject.id},"
-        f" session {finding.session_id}, position {finding.position}{where}",
+        f"{finding.severity.upper()} {finding.rule}: {finding.subject.type} {_cut(finding.subject.id)},"
+        f" session {_cut(finding.session_id)}, position {finding.position}{where}",
         f"  what:    {rule.meaning}",
         f"  why:     {rule.why}",
         f"  do:      {rule.remedy}",
@@ -48,7 +51,16 @@ def finding_text(finding: Finding) -> str:
     shown = {k: v for k, v in finding.evidence.items() if k not in ("witness", "witness_lines")}
     if shown:
         lines.append("  seen:    " + ", ".join(f"{name} {_value(value)}" for name, value in shown.items()))
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))
+
+
+def plain(text: str) -> str:
+    """Escape what would move the cursor, break the line or turn the direction: ids come from whoever wrote the log."""
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def _witness(finding: Finding) -> str:
@@ -78,7 +90,7 @@ class Report:
 
     def say(self, text: str) -> None:
         """Write a line."""
-        self.console.print(text, soft_wrap=True)
+        self.console.print(plain(text), soft_wrap=True)
 
     def table(self, title: str, columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
         """Write rows under a title, cut after the first ones."""
@@ -88,7 +100,7 @@ class Report:
         for name in columns:
             table.add_column(name, overflow="fold", justify="right" if name in _NUMBERS else "left")
         for row in rows[: self._most]:
-            table.add_row(*(str(value) for value in row))
+            table.add_row(*(plain(_cut(str(value))) for value in row))
         self.say("")
         self.say(title)
         self.console.print(table)

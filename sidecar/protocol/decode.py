@@ -4,7 +4,6 @@ A record is decoded generically first: its digest has to cover every field, also
 here knows, and has to be the same for the same content however it was written (key order, `null`).
 """
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -24,6 +23,11 @@ _IDS = frozenset(
 _parse = msgspec.json.Decoder().decode
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 _convert = msgspec.convert
+
+
+MAX_DEPTH = 256
+"""How deeply arrays and objects may be nested; a limit of our own, because the parser's depends on its caller."""
+_TOO_DEEP = f"nested too deeply: more than {MAX_DEPTH} levels"
 
 
 class _Position(msgspec.Struct):
@@ -63,13 +67,15 @@ def decode(raw: bytes | None) -> tuple[Record, int]:
     try:
         fields = _parse(raw)
     except msgspec.ValidationError:
-        fields = _parse_large_numbers(raw)
+        raise _beyond_limits(raw, "a number is outside of a double's range") from None
     except RecursionError:
-        raise _nested_too_deeply(raw) from None
+        raise _beyond_limits(raw, _TOO_DEEP) from None
     except (msgspec.DecodeError, UnicodeError) as error:
         raise Unreadable(f"not JSON: {error}") from None
     if type(fields) is not dict:
         raise Unreadable(f"expected a JSON object, got {_json_type(fields)}")
+    if len(raw) > 2 * MAX_DEPTH and _deeper(fields, MAX_DEPTH):
+        raise _beyond_limits(raw, _TOO_DEEP)
     if not all(fields.values()):  # a quick "nothing absent here" for most records
         fields = {k: v for k, v in fields.items() if v is not None and not (v == "" and k in _IDS)}
     if "as_of_seq" in fields and "seq" in fields:
@@ -95,20 +101,6 @@ def decode(raw: bytes | None) -> tuple[Record, int]:
     if check is not None and (wrong := check(record)):
         raise _unreadable_fields(fields, wrong)
     return record, xxh3_64_intdigest(_canonical(fields))
-
-
-def _parse_large_numbers(raw: bytes) -> Any:
-    """Parse what is JSON all the same but has a number outside of a double's range."""
-    try:
-        return json.loads(raw, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise _nested_too_deeply(raw) from None
-    except ValueError as error:
-        raise Unreadable(f"not JSON: {error}") from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _range(record: Any) -> str | None:
@@ -144,12 +136,28 @@ def is_timestamp(value: object) -> bool:
         return False
 
 
-def _nested_too_deeply(raw: bytes) -> Unreadable:
+def _beyond_limits(raw: bytes, reason: str) -> Unreadable:
+    """Refuse what is JSON and goes beyond a limit; its position can be read all the same."""
     try:
         position = _parse_position(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return Unreadable("nested too deeply")
-    return Unreadable("nested too deeply", *_position(position.session_id, position.seq))
+        return Unreadable(reason)
+    return Unreadable(reason, *_position(position.session_id, position.seq))
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Tell whether a value is nested more deeply than so many levels."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            inner
+            for outer in layer
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not layer:
+            return False
+    return True
 
 
 def _unreadable_fields(fields: dict[str, Any], error: object) -> Unreadable:

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-MAX_INT = 2**63 - 1
-"""Largest integer any field takes, so that positions stay 64-bit in every consumer."""
+MAX_INT = 2**61 - 1
+"""Largest integer any field takes: a position and three flags beside it still fit 64 bits."""
 
 Id = Annotated[str, Meta(min_length=1)]
 OptionalId = str

@@ -62,13 +62,13 @@ CASES: dict[str, tuple[bytes, str | None, list[str]]] = {
         [GAP],
     ),
     "nesting that can be read": (
-        b'{"kind": "note", "session_id": "s", "seq": 2, "x": ' + b"[" * 500 + b"]" * 500 + b"}", None, []
+        b'{"kind": "note", "session_id": "s", "seq": 2, "x": ' + b"[" * 200 + b"]" * 200 + b"}", None, []
     ),
     "huge position": (
-        b'{"kind": "note", "session_id": "s", "seq": 9223372036854775808}', r"<= 9223372036854775807", [GAP]
+        b'{"kind": "note", "session_id": "s", "seq": 2305843009213693952}', r"<= 2305843009213693951", [GAP]
     ),
     "huge integer": (
-        b'{"kind": "note", "session_id": "s", "seq": 2, "x": ' + b"9" * 5000 + b"}", r"out of range|Exceeds", [GAP]
+        b'{"kind": "note", "session_id": "s", "seq": 2, "x": ' + b"9" * 5000 + b"}", r"outside of a double", [GAP]
     ),
     "duplicate keys": (b'{"kind": "note", "session_id": "s", "seq": 7, "seq": 2}', None, []),
     "unknown kind": (record(2, "unheard-of", whatever=[1]).encode(), None, []),

@@ -218,3 +218,18 @@ def test_output_is_utf8_whatever_the_locale(tmp_path: Path) -> None:
     out, err = io.TextIOWrapper(io.BytesIO(), "ascii"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     assert check([str(log)], stdout=out, stderr=err) == 1
     assert Checked(1, out.buffer.getvalue().decode(), "").pairs == [("action_unauthorized", "lösche")]  # type: ignore[attr-defined]
+
+
+def test_ids_cannot_forge_what_a_person_reads() -> None:
+    from sidecar.engine.fold import Engine
+    from sidecar.files.report import finding_text
+    from sidecar.protocol.decode import decode
+
+    name = "a\nCRITICAL edge_hallucinated: \x1b[2J\u202e" + "x" * 1000
+    record = {"kind": "action", "session_id": name, "seq": 1, "action_id": name, "irreversible": True}
+    (finding,) = Engine().fold([(*decode(json.dumps(record).encode()), None)], 0.0).findings
+    text = finding_text(finding)
+    assert len(text.splitlines()) == 5
+    assert "\x1b" not in text and "\u202e" not in text
+    assert "\\u000aCRITICAL" in text and "\\u001b[2J\\u202e" in text
+    assert len(text) < 1500

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_INTEGER = 2**63 - 1
+MAX_INTEGER = 2**61 - 1
 REMEMBERED = 1024  # positions, or records without seq, whose content is still compared
 
 
@@ -432,8 +432,7 @@ class Log:
             self._apply(self.waiting.pop(self.position + 1, None))
 
     def _too_many_wait(self) -> bool:
-        waiting = sum(record is not None for record in self.waiting.values())
-        return self.max_waiting is not None and waiting > self.max_waiting
+        return self.max_waiting is not None and len(self.waiting) > self.max_waiting
 
     def _apply(self, record: Record | None) -> None:
         """The next position: its record, a conflict seen meanwhile, the records without seq it lets go."""

@@ -406,7 +406,7 @@ def ill_typed(rng: random.Random, row: Row) -> bytes:
         case 3:
             broken["seq"] = float(row.get("seq", 1))
         case 4:
-            broken["seq"] = rng.choice((0, -1, True, "1", 2**63))
+            broken["seq"] = rng.choice((0, -1, True, "1", 2**61))
         case 5:
             broken.update(kind="probe", node_id="root", probes=3, recalled=4)
         case 6:

@@ -455,7 +455,7 @@ RETENTION = {"per_node_recall": 1, "source": "probe", "depth": 1}
     [
         row("message"),
         row("message", 0),
-        row("message", 2**63),
+        row("message", 2**61),
         row("message", seq=True),
         {**TURN, "seq": 1.0},
         {**TURN, "seq": "1"},
@@ -529,7 +529,7 @@ def test_not_json(line: bytes) -> None:
     "fields",
     [
         row("anything at all", 1, referents=7, frontier_lo=9, frontier_hi=1),
-        {**TURN, "seq": 2**63 - 1, "ts": 12, "tenant": "", "agent": None},
+        {**TURN, "seq": 2**61 - 1, "ts": 12, "tenant": "", "agent": None},
         row("authorization", 1, action_id="", precondition_id=None),
         row("constraint", 1, constraint_id="k", retired=True),
         row("fact", 1, fact_id="f", anchor=" ", floor_tokens=0, text=""),

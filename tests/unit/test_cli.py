@@ -106,7 +106,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
     config = tmp_path / "sidecar.yaml"
     config.write_text("engine:\n  max_wiat: 3\n")
     result = run("--config", str(config), "check", str(CASES / "clean-session.jsonl"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "engine.max_wiat" in result.output
     assert "max_wait" in result.output
 
@@ -118,3 +118,21 @@ def test_the_simulated_fleet_is_the_same_for_the_same_seed(tmp_path: Path) -> No
     assert one.stdout == two.stdout
     assert one.stdout
     assert all(json.loads(line)["fault"] for line in planted.read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "--stdout", "--agents", "0"],
+        ["simulate", "--stdout", "--sessions", "-5"],
+        ["simulate", "--stdout", "--rate", "0"],
+        ["simulate", "--stdout", "--fault-rate", "2"],
+        ["simulate", "--stdout", "--planted", "/nonexistent/planted"],
+        ["emit", "/nonexistent/file"],
+        ["check", "--output", "halts", "--format", "text", str(CASES / "clean-session.jsonl")],
+    ],
+)
+def test_nonsense_is_refused_at_once(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert not result.stdout

@@ -26,7 +26,7 @@ from tests.conftest import missing
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hunter2-do-not-show"
-SECTIONS = "the sections are kafka, topics, tail, engine, http, health, log, watch"
+SECTIONS = "the sections are kafka, topics, tail, snapshot, session, engine, http, health, log, watch"
 
 WriteFile = Callable[[str], Path]
 
@@ -63,7 +63,7 @@ def test_defaults() -> None:
     assert settings.kafka.bootstrap_servers == ("localhost:9092",)
     assert settings.topics.inputs == ("agent.events", "agent.compactions")
     assert (settings.http.host, settings.http.port) == ("127.0.0.1", 9464)
-    assert settings.tail.guarantee == "at_least_once"
+    assert settings.tail.guarantee == "exactly_once"
     assert settings.engine.limits() == Limits(workloads=dict(Limits().workloads))
 
 
@@ -338,9 +338,10 @@ def test_there_is_a_broker() -> None:
     assert "kafka.bootstrap_servers" in problems(kafka__bootstrap_servers=" , ")[0]
 
 
-def test_exactly_once_is_refused_with_a_reason() -> None:
-    (problem,) = problems(tail__guarantee="exactly_once")
-    assert "exactly_once is not available in this version" in problem
+def test_there_are_two_guarantees() -> None:
+    assert Settings.load(tail__guarantee="at_least_once").tail.guarantee == "at_least_once"
+    (problem,) = problems(tail__guarantee="at_most_once")
+    assert "exactly_once" in problem and "at_least_once" in problem
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ü", "x" * 250])

@@ -82,11 +82,11 @@ def test_a_record_without_seq_can_wait_only_so_long() -> None:
 
 def test_a_position_far_ahead_costs_a_bounded_number_of_findings() -> None:
     engine = Engine()
-    engine.fold(arrive(message(1), message(2**62)), 0.0)
+    engine.fold(arrive(message(1), message(2**60)), 0.0)
     outcome = engine.finish()
     assert len(outcome.findings) == GAP_FINDINGS + 1
-    assert outcome.findings[-1].evidence["missing"] == [2 + GAP_FINDINGS, 2**62 - 1]
-    assert not engine.fold(arrive(message(2**62 + 1)), 0.0).findings
+    assert outcome.findings[-1].evidence["missing"] == [2 + GAP_FINDINGS, 2**60 - 1]
+    assert not engine.fold(arrive(message(2**60 + 1)), 0.0).findings
     engine.fold(arrive(message(77)), 0.0)
     assert engine.counters.late == 1
 
@@ -363,3 +363,85 @@ def test_many_waiting_sessions_cost_nothing_until_they_are_due() -> None:
     assert len(engine.expire(5.0).findings) == 2000
     assert engine.counters.sessions_waiting == 2000
     assert len(engine.expire(8.0).findings) == 2000
+
+
+def test_positions_at_the_limit_can_be_kept() -> None:
+    top = 2**61 - 1
+    engine = Engine()
+    engine.fold(arrive(row("referent_added", top - 1, referent_id="r"), row("authorization", top, action_id="a")), 0.0)
+    engine.finish()
+    again = Engine.load(engine.dump())
+    assert list(again.states()) == list(engine.states())
+    assert again.freeze("s").state == engine.freeze("s").state
+
+
+def test_what_was_missing_for_one_record_alone_costs_no_candidate() -> None:
+    engine = Engine(Limits(max_waiting=1))
+    good = [summary("n", 1, 1), message(2), summary("m", 3, 2), checkpoint("c", 4, 2, node_id="m", frontier_lo=1)]
+    engine.fold(arrive({**good[0], "frontier_hi": 1, "seq": 2}, message(1), *good[2:]), 0.0)
+    assert engine.status_counts()["verified"] == 1
+    # Two that come without seq and too early: the first is judged past the bound, and halts.
+    late = [row("summary", None, node_id="m", generation=1, level=1, frontier_lo=1, frontier_hi=h) for h in (30, 40)]
+    (first,) = engine.fold(arrive(*late), 0.0).halts
+    assert (first.reason, first.reexpand_from) == (["generation_regressed"], None)
+    (second,) = engine.fold(arrive(row("action", 5, action_id="x", irreversible=True)), 0.0).halts
+    assert (second.reexpand_from, second.replay_from) == ("c", 3)
+
+
+def test_waiting_again_and_again_leaves_nothing_behind() -> None:
+    engine = Engine(Limits(max_wait=5.0))
+    for i in range(1, 4001, 2):
+        engine.fold(arrive(message(i + 1), message(i)), i / 100)
+        engine.expire(i / 100)
+    assert len(engine._sequencer._due) <= 1
+
+
+def test_gaps_at_every_multiple_do_not_keep_the_past() -> None:
+    engine = Engine(Limits(max_waiting=1))
+    for start in range(1, 20_000, 1024):
+        engine.fold(arrive(*(message(i) for i in range(start, start + 1023))), 0.0)  # 1,024, 2,048, … never come
+    assert len(engine.dump()) < 40_000
+
+
+def cost(rows: list[dict[str, Any]]) -> float:
+    from time import perf_counter
+
+    arrivals = arrive(*rows)
+    engine = Engine()
+    begun = perf_counter()
+    engine.fold(arrivals, 0.0)
+    return perf_counter() - begun
+
+
+def chain_reclaimed(length: int) -> list[dict[str, Any]]:
+    rows = [summary(f"n{i}", i + 2, i + 1, children=[f"n{i - 1}"] if i else []) for i in range(length)]
+    names = [f"n{i}" for i in range(length)]
+    return [message(1), *rows, *(row("gc", length + 2 + i, node_ids=names) for i in range(2))]
+
+
+def halted_and_reconciled(length: int) -> list[dict[str, Any]]:
+    acts = [row("action", 2 * i + 1, action_id="a", irreversible=True) for i in range(length)]
+    return sorted(
+        [*acts, *(row("reconcile", 2 * i + 2, decision="replay") for i in range(length))], key=lambda r: r["seq"]
+    )
+
+
+def handles_after_a_resume(length: int) -> list[dict[str, Any]]:
+    before = [row("tool_result", 1, call_key="k", handle="h"), row("resume", 2, checkpoint_id="c")]
+    return [*before, *(row("tool_result", 3 + i, call_key="k", handle=f"h{i}") for i in range(length))]
+
+
+def resumed_without_deps(length: int) -> list[dict[str, Any]]:
+    calls = [row("tool_result", 1 + i, call_key=f"k{i}", handle=f"h{i}") for i in range(length)]
+    point = checkpoint("c", length + 1, 1)
+    return [*calls, point, row("resume", length + 2, checkpoint_id="c", deps=[f"d{i}" for i in range(length)])]
+
+
+@pytest.mark.parametrize("make", [chain_reclaimed, halted_and_reconciled, handles_after_a_resume, resumed_without_deps])
+def test_no_record_searches_the_past_again_and_again(make: Any) -> None:
+    """Eight times the records may cost a good deal more than eight times as much, but not sixty-four.
+
+    Both are past the bound of what a halt record lists, which costs the same for every halt from there on.
+    """
+    small, large = min(cost(make(2000)) for _ in range(3)), min(cost(make(16_000)) for _ in range(2))
+    assert large / small < 32, f"{large / small:.0f} times the cost for 8 times the records"

@@ -52,7 +52,7 @@ CHECKPOINT = {
 }
 RECONCILE = {"kind": "reconcile", **_EVENT, "decision": "replay"}
 PROBE = {"kind": "probe", **_EVENT, "node_id": "n", "probes": 2, "recalled": 1}
-MAX = 2**63 - 1
+MAX = 2**61 - 1
 
 
 def _without(record: dict[str, Any], *fields: str) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def test_asyncapi_payloads_accept_what_the_decoder_accepts() -> None:
 
 def test_asyncapi_topics_are_those_the_tail_makes() -> None:
     channels = {channel.name: channel for channel in CHANNELS}
-    specs = {spec.role: spec for spec in plan(Settings())}
+    specs = {spec.role: spec for spec in plan(Settings()) if spec.use != "state"}  # the state is nobody else's business
     assert set(specs) == {name for name, channel in channels.items() if channel.action}
     for role, spec in specs.items():
         channel = channels[role]
