@@ -69,9 +69,16 @@ class TailSettings(Section):
         max_length=249,
         description="Name of this replica, kept across restarts, so that a quick restart moves no partition.",
     )
-    guarantee: Literal["at_least_once"] = Field(
-        default="at_least_once",
-        description="Delivery of findings: after a crash some are written again, under the same `finding_id`.",
+    guarantee: Literal["exactly_once", "at_least_once"] = Field(
+        default="exactly_once",
+        description="Delivery of outputs: each once for readers of committed records (needs a broker with"
+        " transactions), or after a crash some again, under the same `finding_id`.",
+    )
+    transaction_timeout: Seconds = Field(
+        default=60.0,
+        ge=1,
+        le=900,
+        description="How long a transaction may stay open before the broker ends it; a commit interval is one.",
     )
     auto_offset_reset: Literal["earliest", "latest"] = Field(
         default="earliest", description="Where to begin on a partition of which the group has committed nothing."
@@ -111,15 +118,6 @@ class TailSettings(Section):
         description="Longest time a replica may work on a batch, or restore, in its group.",
     )
 
-    @field_validator("guarantee", mode="before")
-    @classmethod
-    def _available(cls, value: Any) -> Any:
-        if value == "exactly_once":
-            raise ValueError(
-                "exactly_once is not available in this version: use at_least_once (finding ids are stable)"
-            )
-        return value
-
     @model_validator(mode="after")
     def _heartbeats(self) -> "TailSettings":
         if self.heartbeat_interval * 2 > self.session_timeout:
@@ -128,6 +126,31 @@ class TailSettings(Section):
                 f"{self.session_timeout:g}: one late heartbeat would lose the partitions; a third is usual"
             )
         return self
+
+
+class SnapshotSettings(Section):
+    """Keep the tail's state on the snapshot topic, so that a restart need not read the whole log."""
+
+    interval: Seconds = Field(
+        default=300.0,
+        ge=0.1,
+        le=3600,
+        description="How often the sessions that changed are written; bounds what a restart has to read again.",
+    )
+
+
+class SessionSettings(Section):
+    """Say what becomes of sessions that nothing happens in."""
+
+    idle_after: Seconds = Field(
+        default=300.0, ge=1, le=86400, description="Kept in serialised form after so long; the next record wakes it."
+    )
+    ttl: Seconds = Field(
+        default=7 * 86400.0,
+        ge=60,
+        le=10 * 365 * 86400,
+        description="Forgotten after so long; a record that comes later finds its predecessors missing.",
+    )
 
 
 class WorkloadSettings(Section):

@@ -24,6 +24,8 @@ from sidecar.config.sections import (
     HealthSettings,
     HttpSettings,
     LogSettings,
+    SessionSettings,
+    SnapshotSettings,
     TailSettings,
     TopicSettings,
     WatchSettings,
@@ -49,6 +51,12 @@ class Settings(BaseSettings):
         default_factory=TopicSettings, description="The topics' names, and how missing ones are created."
     )
     tail: TailSettings = Field(default_factory=TailSettings, description="The Kafka tail (`run`).")
+    snapshot: SnapshotSettings = Field(
+        default_factory=SnapshotSettings, description="How the tail keeps its state (`run`)."
+    )
+    session: SessionSettings = Field(
+        default_factory=SessionSettings, description="What becomes of idle sessions (`run`)."
+    )
     engine: EngineSettings = Field(
         default_factory=EngineSettings, description="How long the judge waits and how much it keeps, per session."
     )

@@ -66,7 +66,7 @@ class OnKafka:
             ]
         return [
             f"broker: {servers} (topics {self._topics['events'].rpartition('.')[0]}.*, deleted at the end)",
-            f"guarantee: {guarantee} (a finding that comes again after a crash has the same finding_id)",
+            f"guarantee: {guarantee} (findings, halts and input offsets are committed together)",
         ]
 
     async def open(self, audience: Audience) -> None:
@@ -79,7 +79,12 @@ class OnKafka:
         options = await reach(self._settings)
         await self._tail.start()
         self._consumer = await open_consumer(
-            options, group_id=None, enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=50
+            options,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=50,
+            isolation_level="read_committed",
         )
         outputs = [spec for spec in plan(self._settings) if spec.use == "output"]
         self._consumer.assign([TopicPartition(spec.name, n) for spec in outputs for n in range(spec.partitions)])

@@ -147,7 +147,9 @@ def _settings(base: Settings, embedded: EmbeddedBroker | None, servers: str | No
     tag = f"demo-{secrets.token_hex(3)}"
     names = ("events", "compactions", "findings", "halts", "halt_acks", "dlq", "alerts", "snapshots")
     changes: dict[str, object] = {
-        "tail": TailSettings(group_id=tag, fetch_max_wait=0.05),
+        "tail": TailSettings(
+            group_id=tag, fetch_max_wait=0.05, guarantee="exactly_once" if embedded is None else "at_least_once"
+        ),
         "engine": base.engine.model_copy(update={"max_wait": MAX_WAIT}),
     }
     if embedded is not None:

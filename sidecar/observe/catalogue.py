@@ -15,6 +15,7 @@ STATUS_LABELS = tuple(STATUSES)
 WHAT_LABELS = ("constraint", "fact", "referent")
 LEVEL_LABELS = ("1", "2", "3", "4+")
 HALT_LABELS = ("halt", "clear")
+COMMIT_LABELS = ("ok", "failed")
 FINDING_LABELS = (
     *((rule.name, rule.severity) for rule in CATALOGUE.values()),
     ("constraint_dropped", "critical"),  # at a root: the one rule of which the severity varies
@@ -142,6 +143,36 @@ _ALL = (
         labels=("topic", "partition"),
         help="Records between the position and the end, as the last fetch saw it.",
         values="the partitions that this replica reads; those it gives away disappear",
+    ),
+    Series(
+        name="sidecar_commits_total",
+        type="counter",
+        labels=("result",),
+        help="Commits of offsets, with exactly_once of the outputs too; after a failed one the state is restored.",
+        values="`result`: `ok` or `failed`",
+    ),
+    Series(name="sidecar_snapshot_records_total", type="counter", help="Records written to the snapshot topic."),
+    Series(
+        name="sidecar_snapshot_bytes_total",
+        type="counter",
+        help="Bytes of keys and values written to the snapshot topic.",
+    ),
+    Series(
+        name="sidecar_snapshots_refused_total",
+        type="counter",
+        help="Times that a partition's snapshots could not be used, and its state was made again from the log.",
+    ),
+    Series(name="sidecar_restoring_partitions", type="gauge", help="Partitions whose state is being restored."),
+    Series(
+        name="sidecar_restored_records_total",
+        type="counter",
+        help="Records of the snapshot topic and of the log read to restore state.",
+    ),
+    Series(
+        name="sidecar_restore_seconds",
+        type="histogram",
+        help="Time from being assigned a partition to having its state.",
+        buckets=(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
     ),
     Series(
         name="sidecar_broker_up",

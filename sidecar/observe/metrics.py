@@ -20,6 +20,7 @@ from sidecar import __version__
 from sidecar.engine.fold import Outcome
 from sidecar.engine.sequence import Counters
 from sidecar.observe.catalogue import (
+    COMMIT_LABELS,
     FINDING_LABELS,
     HALT_LABELS,
     KIND_LABELS,
@@ -108,6 +109,13 @@ class Metrics:
         self._batch = self._histogram("sidecar_batch_records")
         self._fold = self._histogram("sidecar_fold_seconds")
         self._lag = self._gauge("sidecar_lag_records")
+        self._commits = self._counter("sidecar_commits_total")
+        self._kept_records = self._counter("sidecar_snapshot_records_total")
+        self._kept_bytes = self._counter("sidecar_snapshot_bytes_total")
+        self._refused = self._counter("sidecar_snapshots_refused_total")
+        self._restoring = self._gauge("sidecar_restoring_partitions")
+        self._restored_records = self._counter("sidecar_restored_records_total")
+        self._restore = self._histogram("sidecar_restore_seconds")
         self._broker_up = self._gauge("sidecar_broker_up") if broker else None
         self._progress = self._gauge("sidecar_last_progress_timestamp_seconds")
 
@@ -115,6 +123,8 @@ class Metrics:
             self._findings.labels(rule, severity)
         for status in HALT_LABELS:
             self._halts.labels(status)
+        for result in COMMIT_LABELS:
+            self._commits.labels(result)
         for status in STATUS_LABELS:
             self._degraded.labels(status)
         for what in WHAT_LABELS:
@@ -229,6 +239,31 @@ class Metrics:
         for (topic, partition), lag in lags.items():
             self._lag.labels(topic, str(partition)).set(max(lag, 0))
         self._lags = set(lags)
+
+    def observe_commit(self, ok: bool) -> None:
+        """Count a commit, or one that failed."""
+        self._commits.labels("ok" if ok else "failed").inc()
+
+    def observe_kept(self, records: int, size: int) -> None:
+        """Count what was written to the snapshot topic: records and their bytes."""
+        self._kept_records.inc(records)
+        self._kept_bytes.inc(size)
+
+    def observe_refused(self) -> None:
+        """Count a partition whose snapshots could not be used."""
+        self._refused.inc()
+
+    def set_restoring(self, partitions: int) -> None:
+        """Set how many partitions are being restored."""
+        self._restoring.set(partitions)
+
+    def observe_restoring(self, records: int) -> None:
+        """Count records that were read to restore state."""
+        self._restored_records.inc(records)
+
+    def observe_restored(self, seconds: float) -> None:
+        """Measure a restore that has ended."""
+        self._restore.observe(seconds)
 
     def set_broker_up(self, up: bool) -> None:
         """Say whether the brokers answer."""

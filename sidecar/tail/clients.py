@@ -5,6 +5,7 @@
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping
+from itertools import chain
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -14,6 +15,7 @@ from aiokafka.errors import (
     IncompatibleBrokerVersion,
     KafkaConnectionError,
     KafkaError,
+    TransactionalIdAuthorizationFailed,
     UnknownError,
     UnsupportedVersionError,
 )
@@ -28,6 +30,8 @@ STARTUP_TIMEOUT = 30.0
 """Seconds in which a broker must have answered, else the start is an error."""
 
 _DIAL = 3.0
+_BACKOFF_MS = 5
+_LEAST_PATIENCE_MS = 100
 _NO_IDEMPOTENCE = (
     UnknownError,
     UnsupportedVersionError,
@@ -133,6 +137,59 @@ async def open_producer(options: Mapping[str, Any], **more: Any) -> AIOKafkaProd
     return await _started(AIOKafkaProducer(acks="all", **arguments))
 
 
+async def open_transactional(options: Mapping[str, Any], name: str, ends_after: float) -> AIOKafkaProducer:
+    """Return a transactional producer that has started; whoever had its name before is fenced.
+
+    Args:
+        options: come from `reach`.
+        name: the `transactional.id`.
+        ends_after: seconds after which the broker ends a transaction that is left open.
+
+    Raises:
+        TailError: the broker has no transactions, or does not let us.
+        KafkaError: it could not be started.
+    """
+    # Begun right after the last one's commit, a transaction is answered with "try again": soon, not in 100 ms.
+    arguments = {**options, "retry_backoff_ms": _BACKOFF_MS}
+    producer = AIOKafkaProducer(
+        acks="all", transactional_id=name, transaction_timeout_ms=round(ends_after * 1000), **arguments
+    )
+    _ask_patiently(producer, options.get("retry_backoff_ms", _LEAST_PATIENCE_MS) / 1000)
+    try:
+        return await _started(producer)
+    except (TransactionalIdAuthorizationFailed, ClusterAuthorizationFailedError) as error:
+        raise TailError(
+            f"The broker does not let the sidecar use transactions ({error!r}): grant its principal the ACLs WRITE and"
+            f" DESCRIBE on the transactional id {name} (or the prefix before the last hyphen), or set tail.guarantee to"
+            " at_least_once."
+        ) from error
+    except _NO_IDEMPOTENCE as error:
+        raise TailError(
+            "The guarantee exactly_once needs a broker with transactions, and this one has none"
+            f" ({error!r}). Use another broker, or say --guarantee at_least_once (the setting tail.guarantee): after a"
+            " crash some findings and halts then come again, under the same ids."
+        ) from error
+
+
+def _ask_patiently(producer: AIOKafkaProducer, pause: float) -> None:
+    """Let a producer that repeats its requests soon not ask for a broker that is away as often, and log it each time.
+
+    This reaches into aiokafka; where a version of it looks different, nothing is changed.
+    """
+    client = producer.client
+    update = getattr(client, "_metadata_update", None)
+    if update is None:
+        return
+
+    async def patiently(*arguments: Any) -> bool:
+        updated: bool = await update(*arguments)
+        if not updated:
+            await asyncio.sleep(pause)
+        return updated
+
+    setattr(client, "_metadata_update", patiently)  # noqa: B010 - for mypy it is a method
+
+
 async def _started(producer: AIOKafkaProducer) -> AIOKafkaProducer:
     try:
         await producer.start()
@@ -155,6 +212,11 @@ async def close_producer(producer: AIOKafkaProducer, within: float = 10.0) -> No
         producer._message_accumulator.fail_all(KafkaConnectionError("the broker is away"))
     if not await _bounded(producer.stop(), within, "producer"):
         await _bounded(producer.client.close(), 1.0, "producer")
+    # aiokafka leaves behind the failures of batches that nobody waits for, and the event loop would report each.
+    accumulator = producer._message_accumulator
+    for batch in (*chain.from_iterable(accumulator._batches.values()), *accumulator._pending_batches):
+        if (drained := batch._drain_waiter).done() and not drained.cancelled():
+            drained.exception()
 
 
 async def _bounded(closing: Coroutine[Any, Any, Any], within: float, what: str) -> bool:

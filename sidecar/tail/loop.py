@@ -19,6 +19,7 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     UnsupportedCodecError,
 )
+from msgspec import Struct
 
 from sidecar.config import Settings
 from sidecar.engine.fold import Outcome
@@ -26,10 +27,12 @@ from sidecar.observe.logs import get_logger
 from sidecar.protocol.outputs import DeadLetter
 from sidecar.tail.errors import TailError
 from sidecar.tail.fetching import Fetched
+from sidecar.tail.keeping import Keeper
 from sidecar.tail.messages import findings_as_messages, halts_as_messages, letters_as_messages
 from sidecar.tail.outputs import Outputs
 from sidecar.tail.report import Report
-from sidecar.tail.restore import place, report_lost, report_short
+from sidecar.tail.restore import lost_range, place, report_lost, report_short
+from sidecar.tail.snapshots import ends_of, written_since
 from sidecar.tail.task import Task
 from sidecar.tail.topics import check_equal, principal
 
@@ -42,6 +45,15 @@ _SURVEY_EVERY = 0.05
 _LAGS_EVERY = 0.5
 _FRESH_MS = 2000
 _RETRY_AFTER = 0.2
+_PATIENCE = 15.0
+
+
+class Parked(Struct):
+    """Keep a task that was given away, and where its snapshots ended then."""
+
+    task: Task
+    keeper: Keeper
+    end: int
 
 
 class Loop:
@@ -53,6 +65,7 @@ class Loop:
         settings: the settings tree.
         report: metrics, health and the log.
         partitions: how many partitions each topic has, as found at the start.
+        options: client options, from `clients.reach`.
         on_outcome: called with what each batch found, before it is sent.
     """
 
@@ -63,9 +76,11 @@ class Loop:
         settings: Settings,
         report: Report,
         partitions: Mapping[str, int],
+        options: Mapping[str, Any],
         on_outcome: Callable[[Outcome], None] | None = None,
     ) -> None:
         self._consumer = consumer
+        self._options = options
         self._outputs = outputs
         self._settings = settings
         self._report = report
@@ -73,6 +88,9 @@ class Loop:
         self._topics = settings.topics.inputs
         self._limits = settings.engine.limits()
         self._tasks: dict[int, Task] = {}
+        self._keepers: dict[int, Keeper] = {}
+        # What was given away in the rebalance that is under way: it may come back untouched.
+        self._parked: dict[int, Parked] = {}
         # What was fetched belongs to the assignment it was fetched under: a rebalance makes it void.
         self._generation = 0
         self._trouble: TailError | None = None
@@ -108,7 +126,7 @@ class Loop:
                     if generation == self._generation:
                         await self._work(fetched)
             async with self._busy:
-                await self._commit()
+                await self._commit(last=True)
         finally:
             stopping.cancel()
 
@@ -156,7 +174,7 @@ class Loop:
         except UnsupportedCodecError as error:
             raise TailError(
                 f"An input topic holds records compressed with a codec that is not installed ({error});"
-                " install it with: pip install 'aiokafka[all]'."
+                " install it with: pip install cramjam."
             ) from error
         return fetched
 
@@ -169,6 +187,7 @@ class Loop:
             first = (await self._consumer.beginning_offsets([tp]))[tp]
             if first > position:
                 report_lost(tp, position, first)
+                task.lost.append(lost_range(tp, position, first))
             else:
                 report_short(tp, first, position)
             self._consumer.seek(tp, first)
@@ -182,11 +201,43 @@ class Loop:
             if not self._tasks:
                 return
             try:
-                await self._commit()
+                await self._commit(last=True)
+                await self._park()
             except KafkaError as error:
                 log.warning("the last offsets were not committed; their outputs will come again", error=repr(error))
             finally:
                 await self._forget_tasks()
+
+    async def _park(self) -> None:
+        """Put the tasks aside, with the end of their snapshots, by which can be told whether others had them since."""
+        if not self._outputs.transactional:
+            return  # without fencing that would prove nothing
+        topic = self._settings.topics.snapshots
+        tasks = [task for task in self._tasks.values() if task.placed and not task.silent]
+        if not tasks:
+            return
+        ends = await ends_of(self._options, topic, [task.number for task in tasks])
+        for task in tasks:
+            self._parked[task.number] = Parked(task, self._keepers[task.number], ends[task.number])
+
+    async def _take_back(self, number: int) -> bool:
+        """Take a task that comes back as it was, if nothing has been committed or kept of it in between."""
+        parked = self._parked.pop(number, None)
+        if parked is None:
+            return False
+        task = parked.task
+        async with asyncio.timeout(_PATIENCE):
+            for topic, offset in task.positions.items():
+                if await self._consumer.committed(task.partition(topic)) != offset:
+                    return False
+        if await written_since(self._options, self._settings.topics.snapshots, number, parked.end):
+            return False
+        if number not in self._tasks:
+            return False
+        task.drop_fetched()
+        self._tasks[number], self._keepers[number] = task, parked.keeper
+        log.info("the partition came back untouched", partition=number, sessions=len(task.engine))
+        return True
 
     def assign(self, assigned: Collection[TopicPartition]) -> None:
         """Take the partitions over; the loop will find out where each task begins."""
@@ -205,13 +256,16 @@ class Loop:
             self._trouble = error
             return
         self._tasks = {number: Task(number, self._topics, self._limits) for number in numbers}
+        self._parked = {number: parked for number, parked in self._parked.items() if number in self._tasks}
+        inputs, now = counts[self._topics[0]], time.monotonic()
+        self._keepers = {number: Keeper(number, self._settings, inputs, now) for number in numbers}
         self._commit_due = time.monotonic() + self._settings.tail.commit_interval
         log.info("partitions assigned", partitions=numbers, topics=list(self._topics))
         self._report.assigned(self._tasks.values())
 
     async def _forget_tasks(self) -> None:
         self._generation += 1
-        numbers, self._tasks = list(self._tasks), {}
+        numbers, self._tasks, self._keepers = list(self._tasks), {}, {}
         log.info("partitions revoked", partitions=numbers)
         await self._outputs.discard(numbers)
         self._report.revoked(numbers)
@@ -221,15 +275,23 @@ class Loop:
         latest = self._settings.tail.auto_offset_reset == "latest"
         for task in [task for task in self._tasks.values() if not task.placed]:
             try:
+                self._report.restoring(self._tasks.values())
                 await self._outputs.open(task.number)
-                await place(self._consumer, task, latest)
+                if self._tasks.get(task.number) is not task:
+                    return
+                if await self._take_back(task.number):
+                    task = self._tasks[task.number]
+                else:
+                    keeper, progress = self._keepers[task.number], self._report.progress_of(task.number)
+                    if not await place(self._consumer, task, keeper, self._options, latest, progress):
+                        self._report.refused()
                 if self._tasks.get(task.number) is not task:
                     return
                 for topic, offset in task.positions.items():
                     # Also where the consumer found a position itself: that one is the group's.
                     self._consumer.seek(task.partition(topic), offset)
                 if not task.silent:
-                    self._report.restored(task)
+                    await self._speak(task)
             except (KafkaError, TimeoutError) as error:
                 task.placed = False
                 log.warning("a partition could not be placed yet", partition=task.number, error=repr(error))
@@ -246,10 +308,14 @@ class Loop:
                 task.add(tp.topic, records)
         halted = False
         for task in self._tasks.values():
+            if task.lost and task.placed and not task.silent:
+                await self._distrust(task)
             if not task.placed or not any(task.held()):
                 continue
             behind = [topic for topic in task.topics if await self._is_behind(task.partition(topic))]
             folded = task.fold(behind, time.monotonic())
+            if folded is not None and folded.silent:
+                self._report.restore_went_on(sum(map(len, folded.batches.values())))
             if folded is None or folded.silent:
                 continue
             self._report.batch(task, folded)
@@ -265,6 +331,22 @@ class Loop:
         if (halted and self._outputs.seen_when_committed) or now >= self._commit_due:
             await self._commit()
             self._commit_due = time.monotonic() + self._settings.tail.commit_interval
+
+    async def _speak(self, task: Task) -> None:
+        """Let a task that stands where it was committed say what comes from now on."""
+        task.engine.take_decided()  # what the silent replay decided had been decided, and kept, before
+        self._report.restored(task)
+        self._report.restoring(self._tasks.values())
+        if task.lost:
+            await self._distrust(task)
+
+    async def _distrust(self, task: Task) -> None:
+        """Make a task's sessions unverifiable, because records of them may be gone."""
+        outcome = task.engine.distrust("; ".join(task.lost))
+        task.lost.clear()
+        self._keepers[task.number].hurry()
+        self._report.expired(task, outcome)
+        await self._say(task, outcome, ())
 
     async def _say(self, task: Task, outcome: Outcome, letters: Sequence[DeadLetter]) -> None:
         if not (outcome.findings or outcome.halts or letters):
@@ -312,7 +394,7 @@ class Loop:
             self._report.standing(task.number, sum(task.positions.values()), lag, seen)
             if task.silent:
                 if task.reached(positions):
-                    self._report.restored(task)
+                    await self._speak(task)
                 continue
             task.clock.tick(lag == 0 and seen >= oldest, now)
             if task.engine.counters.waiting:
@@ -339,17 +421,47 @@ class Loop:
         end: int | None = self._consumer.highwater(tp)
         return end if stable is None or stable < 0 or end is None else min(end, stable)
 
-    async def _commit(self) -> None:
-        """Deliver what was said and commit how far it goes; partitions that are no longer ours are forgotten."""
+    async def _commit(self, last: bool = False) -> None:
+        """Deliver what was said and commit how far it goes, with what has to be kept of the sessions.
+
+        Without transactions the sessions are kept after the offsets: a replica that has lost its partitions fails
+        there, and so writes no state over that of its successor.
+
+        Args:
+            last: there will be no later commit, because the partitions are given away or the tail ends.
+        """
         offsets = {task.number: moved for task in self._tasks.values() if (moved := task.uncommitted())}
         try:
-            await self._outputs.commit(offsets)
+            if self._outputs.transactional:
+                await self._keep(last)
+                await self._outputs.commit(offsets)
+            else:
+                await self._outputs.commit(offsets)
+                await self._keep(last)
+                if last:
+                    await self._outputs.commit({})
         except (CommitFailedError, IllegalStateError) as error:
             log.warning("the group has rebalanced without us; rejoining", error=str(error))
+            self._report.committed(False)
             await self._forget_tasks()
             return
+        except KafkaError:
+            self._report.committed(False)
+            raise
+        self._report.committed(True)
         for number, moved in offsets.items():
             self._tasks[number].committed.update({tp.topic: offset for tp, offset in moved.items()})
+
+    async def _keep(self, last: bool) -> None:
+        for task in self._tasks.values():
+            if task.placed and not task.silent:
+                keeper = self._keepers[task.number]
+                records, size = keeper.written
+                for chunk in keeper.records(
+                    task.engine, task.positions, now=time.monotonic(), clock=task.clock.now, last=last
+                ):
+                    await self._outputs.send(task.number, chunk)
+                self._report.kept(keeper.written[0] - records, keeper.written[1] - size)
 
 
 class _Listener(ConsumerRebalanceListener):

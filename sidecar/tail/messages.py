@@ -23,13 +23,13 @@ _IDS = 250
 
 
 class Message(Struct):
-    """Carry one output to its topic; `item` is what the value was made from."""
+    """Carry one output to its topic; `item` is what the value was made from (a snapshot: nothing that can shrink)."""
 
     topic: str
     key: bytes | None
-    value: bytes
+    value: bytes | None
     partition: int | None
-    item: Finding | Halt | DeadLetter
+    item: Finding | Halt | DeadLetter | None
     limit: int = MAX_MESSAGE
 
 
@@ -85,7 +85,9 @@ def shrunk(message: Message) -> bool:
     Returns:
         Whether it is smaller now.
     """
-    size = len(message.value) + len(message.key or b"")
+    if message.item is None:
+        return False
+    size = len(message.value or b"") + len(message.key or b"")
     message.limit = max(min(message.limit, size // 2 if size <= message.limit else message.limit), _FEWEST)
     item, most = message.item, message.limit // 16
     if isinstance(item, DeadLetter):
@@ -96,7 +98,7 @@ def shrunk(message: Message) -> bool:
         # Ids are of any length, and the halts topic, being compacted, takes no message without a key.
         message.key = _cut(item.session_id, most).encode()
         message.value = _encode(_short_finding(item, most) if isinstance(item, Finding) else _short_halt(item, most))
-    return len(message.value) + len(message.key or b"") < size
+    return len(message.value or b"") + len(message.key or b"") < size
 
 
 def _short_letter(letter: DeadLetter, room: int, most: int) -> DeadLetter:

@@ -51,6 +51,9 @@ class Outputs(Protocol):
             KafkaError: the offsets were not committed; what was delivered stays delivered.
         """
 
+    transactional: bool
+    """Whether what is sent is committed with the offsets; else it is delivered before them."""
+
     async def discard(self, numbers: Iterable[int]) -> None:
         """Forget tasks that belong to somebody else now: nothing more is written for them."""
 
@@ -71,6 +74,7 @@ class AtLeastOnce:
     """
 
     seen_when_committed = False
+    transactional = False
 
     def __init__(
         self,

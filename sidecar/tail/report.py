@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 from aiokafka import TopicPartition
@@ -13,10 +13,12 @@ from sidecar.observe.logs import get_logger, log_finding
 from sidecar.observe.metrics import Metrics
 from sidecar.protocol.outputs import DeadLetter
 from sidecar.protocol.records import KINDS, Hole, Opaque
+from sidecar.tail.snapshots import Progress
 from sidecar.tail.task import Folded, Task
 
 log = get_logger(__name__)
 
+_TELL_EVERY = 5.0
 _KIND_NAMES: dict[type, str] = {**{cls: kind for kind, cls in KINDS.items()}, Opaque: "opaque"}
 
 
@@ -52,8 +54,50 @@ class Report:
         """Tell that a task has the state that was committed."""
         if task.restored:
             log.info("restored", partition=task.number, records=task.restored, seconds=round(task.seconds(), 3))
+        self._metrics.observe_restored(task.seconds())
         self._metrics.adopt(task.number, task.engine)
         self._health.restored(task.number, time.monotonic())
+
+    def committed(self, ok: bool) -> None:
+        """Count a commit."""
+        self._metrics.observe_commit(ok)
+
+    def kept(self, records: int, size: int) -> None:
+        """Count what was written to the snapshot topic."""
+        self._metrics.observe_kept(records, size)
+
+    def restoring(self, tasks: Iterable[Task]) -> None:
+        """Show how many partitions are being restored."""
+        self._metrics.set_restoring(sum(not task.placed or task.silent for task in tasks))
+
+    def progress_of(self, number: int) -> Callable[[Progress], None]:
+        """Return what shows in the metrics, and now and then in the log, how far a task's snapshots have been read."""
+        read, told = 0, time.monotonic()
+
+        def show(progress: Progress) -> None:
+            nonlocal read, told
+            self._metrics.observe_restoring(progress.records - read)
+            read = progress.records
+            if time.monotonic() - told > _TELL_EVERY:
+                told = time.monotonic()
+                log.info(
+                    "reading snapshots",
+                    partition=number,
+                    records=progress.records,
+                    bytes=progress.size,
+                    offset=progress.position,
+                    end=progress.end,
+                )
+
+        return show
+
+    def restore_went_on(self, records: int) -> None:
+        """Count what was read to restore state."""
+        self._metrics.observe_restoring(records)
+
+    def refused(self) -> None:
+        """Count a partition whose snapshots could not be used."""
+        self._metrics.observe_refused()
 
     def batch(self, task: Task, folded: Folded) -> None:
         """Count a batch that was folded aloud."""

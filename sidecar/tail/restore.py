@@ -1,23 +1,21 @@
-"""Where a task begins: which offsets it reads first, and up to where it keeps silent.
+"""Where a task begins: with which sessions, which offsets it reads first, and up to where it keeps silent.
 
-Without snapshots a task's state can only be had from its log: it is folded again from the first offset there is.
-
-What follows from that, until decisions are kept with the state:
-
-- A missing position that had been given up by the clock is waited for again, with a clock that starts when the task
-  speaks again. Its findings, and those of the records behind it, then come again under the same ids; and a record that
-  came too late the first time may be in time now, so that what was said about the gap stands without one in the state.
-- Where retention has deleted the beginning of a session, its first positions are missing, and are given up anew.
-- Two records that claim one position on two topics: which came first may be seen differently the second time.
+What was kept on the snapshot topic stands at the offsets of its marker. From there to the committed offsets the log is
+folded again in silence, because what follows from it has been said; then the task speaks. Without snapshots that can
+be used, all of the log is folded again.
 """
 
 # mypy: untyped-calls-exclude="aiokafka"
 
 import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from sidecar.observe.logs import get_logger
+from sidecar.tail.keeping import Keeper
+from sidecar.tail.snapshots import Progress
 from sidecar.tail.task import Task
 
 log = get_logger(__name__)
@@ -25,18 +23,31 @@ log = get_logger(__name__)
 _PATIENCE = 15.0
 
 
-async def place(consumer: AIOKafkaConsumer, task: Task, latest: bool) -> None:
-    """Find out where a task begins, and tell it.
+async def place(
+    consumer: AIOKafkaConsumer,
+    task: Task,
+    keeper: Keeper,
+    options: Mapping[str, Any],
+    latest: bool,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> bool:
+    """Give a task the sessions that were kept of it, and find out where it begins.
 
     The consumer is not moved here: whoever calls this seeks, once it is sure that the task is still its own.
 
     Args:
         consumer: a member of the group that the task's partitions are assigned to.
-        task: the task; its outputs are open already.
+        task: the task; its outputs are open already, so that no predecessor writes any more.
+        keeper: the task's.
+        options: client options, from `clients.reach`.
         latest: begin at the end of partitions for which the group has committed nothing.
+        on_progress: called while the snapshots are read.
+
+    Returns:
+        Whether the snapshots could be used.
 
     Raises:
-        KafkaError: the offsets could not be had.
+        KafkaError: the offsets or the snapshots could not be had.
         TimeoutError: the group's coordinator did not answer.
     """
     tps = {topic: task.partition(topic) for topic in task.topics}
@@ -44,15 +55,43 @@ async def place(consumer: AIOKafkaConsumer, task: Task, latest: bool) -> None:
         answers = await asyncio.gather(*(consumer.committed(tp) for tp in tps.values()))
         committed = {topic: offset for topic, offset in zip(tps, answers, strict=True) if offset is not None}
         first: dict[TopicPartition, int] = await consumer.beginning_offsets(list(tps.values()))
-        if latest and not committed:
+    restored = await keeper.read(options, on_progress)
+    marker = restored.marker if restored is not None else None
+    if latest and not committed and marker is None:
+        async with asyncio.timeout(_PATIENCE):
             first = await consumer.end_offsets(list(tps.values()))
     start = {topic: first[tp] for topic, tp in tps.items()}
-    for topic, offset in list(committed.items()):
-        if offset < start[topic]:
-            report_lost(tps[topic], offset, start[topic])
+    task.start_over()
+    if marker is not None:
+        start.update({topic: offset for topic, offset in marker.positions.items() if topic in start})
+        behind = [topic for topic, offset in committed.items() if offset < start[topic]]
+        if behind:
+            log.error(
+                "the committed offsets are behind the snapshot: somebody moved them, which does not make the sidecar"
+                " judge anything again; it goes on from the snapshot (to start over: sidecar run --reset)",
+                partition=task.number,
+                topics=behind,
+            )
+    for kept in restored.sessions if restored is not None else ():
+        if kept.frozen.state:  # without, it was too large to be kept: its first positions will be missing
+            task.adopt(kept.frozen, kept.positions, start)
+    for topic, tp in tps.items():
+        if start[topic] < first[tp]:
+            report_lost(tp, start[topic], first[tp])
+            task.lost.append(lost_range(tp, start[topic], first[tp]))
+            start[topic] = first[tp]
+        elif marker is None and topic in committed and start[topic] > 0:
+            report_lost(tp, 0, start[topic])
+            task.lost.append(lost_range(tp, 0, start[topic]))
     task.place(start, committed)
     if task.silent:
-        log.info("restoring from the log", partition=task.number, start=start, committed=committed)
+        log.info("restoring", partition=task.number, sessions=len(task.engine), start=start, committed=committed)
+    return restored is not None
+
+
+def lost_range(tp: TopicPartition, first: int, after: int) -> str:
+    """Return a lost range as findings name it."""
+    return f"{tp.topic}/{tp.partition}: {first} to {after - 1}"
 
 
 def report_lost(tp: TopicPartition, first: int, after: int) -> None:

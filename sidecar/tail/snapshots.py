@@ -7,7 +7,7 @@ offsets the task stands at, a tombstone for each that was dropped, and last the 
 # mypy: untyped-calls-exclude="aiokafka"
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -27,14 +27,17 @@ __all__ = [
     "Restored",
     "SnapshotError",
     "SnapshotWriter",
+    "ends_of",
     "origin_of",
     "read_snapshots",
+    "written_since",
 ]
 
 log = get_logger(__name__)
 
 _POLL_MS = 50
 _AT_ONCE = 2000
+_ASK_WITHIN = 15.0
 _PARTITION_BYTES = 8 * 2**20
 _OVERHEAD = 256
 """Bytes of a record besides key and state, without the positions."""
@@ -134,9 +137,7 @@ class SnapshotWriter:
     def _message(self, key: bytes, value: bytes | None) -> Message:
         self.records += 1
         self.size += len(key) + len(value or b"")
-        # A tombstone has no value, and no snapshot an item that a smaller value could be made from.
-        nothing: Any = None
-        return Message(self._topic, key, nothing if value is None else value, self._partition, nothing)
+        return Message(self._topic, key, value, self._partition, None)
 
 
 class Progress(Struct, frozen=True):
@@ -200,6 +201,63 @@ async def read_snapshots(
         seconds=round(asyncio.get_running_loop().time() - began, 3),
     )
     return restored
+
+
+async def ends_of(options: Mapping[str, Any], topic: str, partitions: Sequence[int]) -> dict[int, int]:
+    """Return where snapshot partitions end, with what is in transactions whose markers have not been written yet.
+
+    Args:
+        options: client options, from `clients.reach`.
+        topic: the snapshot topic.
+        partitions: which.
+
+    Raises:
+        KafkaError: it could not be read.
+        TimeoutError: nobody answered.
+    """
+    consumer = await open_consumer(options, isolation_level="read_uncommitted", enable_auto_commit=False)
+    try:
+        async with asyncio.timeout(_ASK_WITHIN):
+            ends: dict[TopicPartition, int] = await consumer.end_offsets([TopicPartition(topic, n) for n in partitions])
+        return {tp.partition: end for tp, end in ends.items()}
+    finally:
+        await close_consumer(consumer)
+
+
+async def written_since(options: Mapping[str, Any], topic: str, partition: int, offset: int) -> bool:
+    """Tell whether anything was written to a snapshot partition from an offset on; transactions' markers are nothing.
+
+    Args:
+        options: client options, from `clients.reach`.
+        topic: the snapshot topic.
+        partition: the task's partition.
+        offset: the first one that counts.
+
+    Raises:
+        KafkaError: it could not be read.
+        TimeoutError: it could not be read to the end.
+    """
+    consumer = await open_consumer(
+        options,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        isolation_level="read_committed",
+        fetch_max_wait_ms=_POLL_MS,
+    )
+    tp = TopicPartition(topic, partition)
+    try:
+        consumer.assign([tp])
+        async with asyncio.timeout(_ASK_WITHIN):
+            end: int = (await consumer.end_offsets([tp]))[tp]
+            consumer.seek(tp, offset)
+            position = offset
+            while position < end:
+                if (await consumer.getmany(tp, timeout_ms=_POLL_MS, max_records=1)).get(tp):
+                    return True
+                position = await consumer.position(tp)
+        return False
+    finally:
+        await close_consumer(consumer)
 
 
 async def _read(

@@ -11,8 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.coordinator.assignors.range import RangePartitionAssignor
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
 from sidecar.config import Settings
@@ -20,13 +19,23 @@ from sidecar.engine.fold import Outcome
 from sidecar.observe.health import Health
 from sidecar.observe.logs import get_logger
 from sidecar.observe.metrics import Metrics
-from sidecar.tail.clients import STARTUP_TIMEOUT, close_consumer, open_consumer, open_producer, reach
+from sidecar.tail.assignor import sticky_assignor
+from sidecar.tail.clients import (
+    STARTUP_TIMEOUT,
+    close_consumer,
+    close_producer,
+    open_consumer,
+    open_producer,
+    open_transactional,
+    reach,
+)
 from sidecar.tail.errors import TailError
 from sidecar.tail.fetching import lighten
 from sidecar.tail.loop import Loop
 from sidecar.tail.outputs import AtLeastOnce, Offsets, Outputs
 from sidecar.tail.report import Report
 from sidecar.tail.topics import create_missing
+from sidecar.tail.transactions import Transactions
 
 log = get_logger(__name__)
 
@@ -69,9 +78,12 @@ class Tail:
         self._stalled = asyncio.Event()
         self._running = False
         self._partitions: Mapping[str, int] = {}
+        self._options: Mapping[str, Any] = {}
         self._consumer: AIOKafkaConsumer | None = None
         self._outputs: Outputs | None = None
         self._loop: Loop | None = None
+        # One for all clients to come, because it remembers which partitions were ours.
+        self._assignor = sticky_assignor(settings.tail.group_instance_id)
         metrics.declare_topics(settings.topics.inputs)
 
     @property
@@ -89,6 +101,10 @@ class Tail:
         topics = await create_missing(self._settings, options=options, within=self._startup_timeout)
         self._partitions = {spec.name: spec.partitions for spec in (*topics.created, *topics.existing)}
         try:
+            if self._settings.tail.guarantee == "exactly_once":
+                # Only to see whether it can be had: better known now than with the first partition.
+                name = f"{self._settings.tail.group_id}-start"
+                await close_producer(await open_transactional(options, name, 60))
             await self._open(options)
         except KafkaError as error:
             raise TailError(f"The Kafka clients could not be opened: {error!r}.") from error
@@ -147,7 +163,8 @@ class Tail:
                 if isinstance(error, TailError) and self._consumer is not None:
                     raise
                 log.error("the Kafka clients failed; opening new ones", error=repr(error), in_seconds=backoff)
-                self._report.broker(False)
+                if not isinstance(error, ProducerFenced):  # which is an answer
+                    self._report.broker(False)
                 await self._close()
                 if time.monotonic() - begun > 60:
                     backoff = _FIRST_BACKOFF
@@ -158,7 +175,13 @@ class Tail:
     async def _run_loop(self) -> None:
         assert self._consumer is not None and self._outputs is not None
         self._loop = Loop(
-            self._consumer, self._outputs, self._settings, self._report, self._partitions, self._on_outcome
+            self._consumer,
+            self._outputs,
+            self._settings,
+            self._report,
+            self._partitions,
+            self._options,
+            self._on_outcome,
         )
         self._report.joining()
         self._stalled.clear()
@@ -206,6 +229,7 @@ class Tail:
 
     async def _open(self, options: Mapping[str, Any]) -> None:
         tail = self._settings.tail
+        self._options = options
         consumer = self._consumer = await open_consumer(
             options,
             group_id=tail.group_id,
@@ -214,8 +238,8 @@ class Tail:
             # Positions come from the tasks; one that the log no longer has must not be replaced in silence.
             auto_offset_reset="none",
             isolation_level="read_committed",
-            # Keeps a partition number's topics together, where they have equally many partitions.
-            partition_assignment_strategy=(RangePartitionAssignor,),
+            # Keeps a partition number's topics together, and every number where it was as far as balance allows.
+            partition_assignment_strategy=(self._assignor,),
             fetch_max_wait_ms=round(tail.fetch_max_wait * 1000),
             fetch_max_bytes=tail.fetch_max_bytes,
             max_partition_fetch_bytes=tail.partition_max_bytes,
@@ -228,6 +252,15 @@ class Tail:
 
         if not lighten(consumer):
             log.info("this version of aiokafka is read the slower way")
+
+        if tail.guarantee == "exactly_once":
+
+            async def producer_of(number: int) -> AIOKafkaProducer:
+                name = f"{tail.group_id}-{number}"
+                return await open_transactional(options, name, tail.transaction_timeout)
+
+            self._outputs = Transactions(producer_of, tail.group_id)
+            return
 
         async def producer() -> AIOKafkaProducer:
             return await open_producer(options)

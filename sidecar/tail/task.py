@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from time import monotonic
 
@@ -11,8 +11,9 @@ from msgspec import Struct, field
 
 from sidecar.engine.fold import Arrival, Engine, Outcome
 from sidecar.engine.limits import Limits
+from sidecar.engine.state import Frozen
 from sidecar.protocol.decode import Unreadable, decode
-from sidecar.protocol.outputs import DeadLetter, Finding, Source
+from sidecar.protocol.outputs import DeadLetter, Finding
 from sidecar.protocol.records import Hole
 from sidecar.tail.fetching import Fetched
 from sidecar.tail.messages import dead_letter
@@ -61,6 +62,10 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self._since: float | None = None
+
+    def pause(self) -> None:
+        """Leave out the time until the next tick."""
+        self._since = None
 
     def tick(self, caught_up: bool, real: float) -> None:
         """Move on to `real` if there was nothing to read since the last tick."""
@@ -111,6 +116,8 @@ class Task:
         self.placed = False
         self.silent = False
         self.restored = 0
+        self.lost: list[str] = []
+        """Ranges of the log that are gone, of which the sessions' states do not know."""
         self.positions: dict[str, int] = {}
         """The next offset to fold, by topic."""
         self.committed: dict[str, int] = {}
@@ -119,6 +126,24 @@ class Task:
         self._blocked_since: float | None = None
         self._blockers: frozenset[str] = frozenset()
         self._started = monotonic()
+        self._ahead: dict[str, Mapping[str, int]] = {}
+
+    def adopt(self, frozen: Frozen, positions: Mapping[str, int], start: Mapping[str, int]) -> None:
+        """Take a session as it was kept.
+
+        Args:
+            frozen: the session.
+            positions: the offsets it stands at; records before them are in its state already.
+            start: where the task begins to read.
+        """
+        self.engine.adopt(frozen, self.clock.now)
+        if any(positions.get(topic, 0) > offset for topic, offset in start.items()):
+            self._ahead[frozen.session_id] = positions
+
+    def start_over(self) -> None:
+        """Forget every session, before the task is placed."""
+        self.engine = Engine(self.engine.limits)
+        self._ahead = {}
 
     def place(self, start: Mapping[str, int], committed: Mapping[str, int]) -> None:
         """Set where each topic is read from, and up to where it is folded silently.
@@ -135,7 +160,6 @@ class Task:
         self._queues = {topic: _Queue() for topic in self.topics}
         self.placed = True
         self.silent = any(start[topic] < self._targets[topic] for topic in self.topics)
-        self._started = monotonic()
 
     def partition(self, topic: str) -> TopicPartition:
         """Return this task's partition of a topic."""
@@ -172,12 +196,12 @@ class Task:
         letters: list[DeadLetter] = []
         kinds: dict[str, Counter[type]] = {}
         batches: dict[str, Sequence[Fetched]] = {}
-        runs: list[list[Arrival]] = []
+        runs: list[tuple[list[Arrival], Sequence[Fetched]]] = []
         for topic, count in self._foldable(behind, now).items():
             batch = self._queues[topic].take(count)
-            arrivals = _decoded(batch, letters)
+            arrivals, placed = _decoded(batch, letters)
             batches[topic] = batch
-            runs.append(arrivals)
+            runs.append((arrivals, placed))
             kinds[topic] = Counter(map(type, map(_record_of, arrivals)))
             self.positions[topic] = batch[-1].offset + 1
         if not batches:
@@ -185,7 +209,10 @@ class Task:
         if self.silent:
             self.restored += sum(map(len, batches.values()))
         decoded = monotonic()
-        outcome = self.engine.fold(runs[0] if len(runs) == 1 else _merged(runs, list(batches.values())), self.clock.now)
+        arrivals = runs[0][0] if len(runs) == 1 else _merged(runs)
+        if self._ahead:
+            arrivals = [arrival for arrival in arrivals if not self._known(arrival)]
+        outcome = self.engine.fold(arrivals, self.clock.now)
         return Folded(
             outcome=outcome,
             letters=letters,
@@ -195,6 +222,12 @@ class Task:
             seconds=monotonic() - decoded,
             batches=batches,
         )
+
+    def _known(self, arrival: Arrival) -> bool:
+        """Return whether a record is in its session's kept state already."""
+        record, _, source = arrival
+        positions = self._ahead.get(record.session_id)
+        return positions is not None and source is not None and source.offset < positions.get(source.topic, 0)
 
     def _foldable(self, behind: Collection[str], now: float) -> dict[str, int]:
         """Return how many records of each topic may be folded now."""
@@ -237,6 +270,7 @@ class Task:
         if any(self.positions[topic] < self._targets[topic] for topic in self.topics):
             return False
         self.silent = False
+        self._ahead = {}
         return True
 
     def shorten(self, topic: str, end: int) -> None:
@@ -244,21 +278,31 @@ class Task:
         self._targets[topic] = end
         self.positions[topic] = min(self.positions[topic], end)
 
+    def drop_fetched(self) -> None:
+        """Forget what was fetched and not folded, because it will be fetched again."""
+        self._queues = {topic: _Queue() for topic in self.topics}
+        self._blocked_since, self._blockers = None, frozenset()
+        self.clock.pause()
+
     def skip(self, topic: str, offset: int) -> None:
         """Go on at another offset, because the log no longer has the one that was next."""
         self._queues[topic] = _Queue()
         self.positions[topic] = offset
 
     def seconds(self) -> float:
-        """Return how long ago the task was placed."""
+        """Return how long ago the task was assigned."""
         return monotonic() - self._started
 
 
-def _decoded(batch: Sequence[Fetched], letters: list[DeadLetter]) -> list[Arrival]:
-    """Decode a batch; what cannot be read becomes a dead letter and, where it takes a position, a hole."""
-    read, source = decode, Source
-    topic, partition = batch[0].topic, batch[0].partition
+def _decoded(batch: Sequence[Fetched], letters: list[DeadLetter]) -> tuple[list[Arrival], Sequence[Fetched]]:
+    """Decode a batch; what cannot be read becomes a dead letter and, where it takes a position, a hole.
+
+    Returns:
+        The arrivals, and the message of each.
+    """
+    read = decode
     arrivals: list[Arrival] = []
+    dropped: set[int] = set()
     append = arrivals.append
     for message in batch:
         try:
@@ -266,21 +310,21 @@ def _decoded(batch: Sequence[Fetched], letters: list[DeadLetter]) -> list[Arriva
         except Unreadable as bad:
             letters.append(dead_letter(message, bad))
             if bad.session_id is None or bad.seq is None:
+                dropped.add(message.offset)
                 continue
             record, digest = Hole(session_id=bad.session_id, seq=bad.seq), 0
-        append((record, digest, source(topic, partition, message.offset)))
-    return arrivals
+        append((record, digest, message))
+    return arrivals, [message for message in batch if message.offset not in dropped] if dropped else batch
 
 
-def _merged(runs: Sequence[list[Arrival]], batches: Sequence[Sequence[Fetched]]) -> list[Arrival]:
-    """Merge the topics' arrivals by time, without changing the order within a topic."""
+def _merged(runs: Iterable[tuple[list[Arrival], Sequence[Fetched]]]) -> list[Arrival]:
+    """Merge the topics' arrivals by the times of their messages, without changing the order within a topic."""
     # Compactions are few: each is put between the slices of events that it stands between.
-    # A batch may hold more messages than arrivals (dead letters); then the times shift a little, no more.
-    (many, timeline), *others = sorted(zip(runs, batches, strict=True), key=lambda pair: len(pair[0]), reverse=True)
+    (many, timeline), *others = sorted(runs, key=lambda run: len(run[0]), reverse=True)
     for few, batch in others:
         merged: list[Arrival] = []
         done = 0
-        for arrival, message in zip(few, batch, strict=False):
+        for arrival, message in zip(few, batch, strict=True):
             place = bisect_right(timeline, message.timestamp, done, len(many), key=_timestamp_of)
             merged += many[done:place]
             merged.append(arrival)

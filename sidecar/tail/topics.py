@@ -27,8 +27,8 @@ from sidecar.tail.errors import TailError
 
 log = get_logger(__name__)
 
-Role = Literal["events", "compactions", "findings", "halts", "halt_acks", "dlq"]
-Use = Literal["input", "output"]
+Role = Literal["events", "compactions", "findings", "halts", "halt_acks", "dlq", "snapshots"]
+Use = Literal["input", "output", "state"]
 
 _DLQ_RETENTION_MS = 30 * 24 * 3600 * 1000
 _SETTLE = 15.0
@@ -67,6 +67,8 @@ def plan(settings: Settings, partitions: int | None = None) -> list[TopicSpec]:
     names = settings.topics
     count = partitions if partitions is not None else names.partitions
     delete, compact = {"cleanup.policy": "delete"}, {"cleanup.policy": "compact"}
+    # The active segment is never compacted, so that it must not grow old; every restart reads what is there.
+    kept = {**compact, "min.cleanable.dirty.ratio": "0.1", "segment.ms": "3600000"}
     long = {**delete, "retention.ms": str(_DLQ_RETENTION_MS)}
     rows: tuple[tuple[str, Role, Use, dict[str, str], str, bool], ...] = (
         (names.events, "events", "input", delete, "log events of the agents, keyed by session", True),
@@ -74,6 +76,7 @@ def plan(settings: Settings, partitions: int | None = None) -> list[TopicSpec]:
         (names.findings, "findings", "output", delete, "every violation, keyed by session", True),
         (names.halts, "halts", "output", compact, "halts and their clearing, newest per session kept", True),
         (names.dlq, "dlq", "output", long, "what could not be read, with the reason and the bytes", True),
+        (names.snapshots, "snapshots", "state", kept, "the sidecar's own state, newest per session kept", True),
         (names.halt_acks, "halt_acks", "input", delete, "who has taken a halt in hand", False),
     )
     specs: dict[str, TopicSpec] = {}

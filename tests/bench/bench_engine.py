@@ -54,7 +54,7 @@ def arrivals_of(values: list[bytes]) -> list[Arrival]:
 
 
 def fold_all(arrivals: list[Arrival], engine: Engine | None = None) -> int:
-    engine = engine or Engine()
+    engine = engine if engine is not None else Engine()
     found = 0
     for start in range(0, len(arrivals), BATCH):
         found += len(engine.fold(arrivals[start : start + BATCH], 0.0).findings)

@@ -25,6 +25,8 @@ from tests.kafka.support import read_topic
 
 CASES = sorted((Path(__file__).parents[1] / "cases").glob("*.jsonl"))
 PARTITIONS = 4
+WITHOUT_TRANSACTIONS: set[str] = set()
+"""Addresses of brokers that have no transactions."""
 
 
 def settings_for(
@@ -53,6 +55,7 @@ def settings_for(
             "fetch_max_wait": 0.05,
             "session_timeout": 3,
             "heartbeat_interval": 0.3,
+            "guarantee": "at_least_once" if bootstrap in WITHOUT_TRANSACTIONS else "exactly_once",
             **tail,
         },
         engine={"max_wait": max_wait},

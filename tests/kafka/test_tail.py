@@ -24,6 +24,7 @@ from tests.kafka.broker import KafkaBroker
 from tests.kafka.support import committed, create_topics, produce, read_topic
 from tests.kafka.tail_support import (
     PARTITIONS,
+    WITHOUT_TRANSACTIONS,
     case_lines,
     ids,
     judged,
@@ -41,7 +42,10 @@ from tests.kafka.tail_support import (
 
 @pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("kafka", "embedded")])
 def bootstrap(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue(request.param).bootstrap)
+    address = str(request.getfixturevalue(request.param).bootstrap)
+    if request.param == "embedded":
+        WITHOUT_TRANSACTIONS.add(address)
+    return address
 
 
 @pytest.fixture
@@ -105,7 +109,7 @@ async def test_a_restart_goes_on_without_repeating_what_was_committed(bootstrap:
 async def test_what_was_said_after_the_last_commit_comes_again_with_the_same_ids(
     kafka: KafkaBroker, unique: str
 ) -> None:
-    settings = settings_for(kafka.bootstrap, unique, commit_interval=60)
+    settings = settings_for(kafka.bootstrap, unique, commit_interval=60, guarantee="at_least_once")
     lines = stream(2)
     expected = [finding.finding_id for finding in judged(lines).findings]
     await send(settings, lines)

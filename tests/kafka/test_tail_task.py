@@ -166,3 +166,15 @@ def test_the_clock_runs_only_while_there_is_nothing_to_read() -> None:
     assert clock.now == 0.75
     clock.tick(True, 999.0)
     assert clock.now == 1.75, "a process that was stopped for long has not looked"
+
+
+def test_merging_is_by_time_whatever_could_not_be_read() -> None:
+    both = task()
+    claims = {"node_id": "n", "summary_generation": 1, "level": 1, "turn": 1, "frontier_lo": 1, "frontier_hi": 9}
+    unnumbered = json.dumps({"kind": "checkpoint", "session_id": "s", "checkpoint_id": "c", "as_of_seq": 2, **claims})
+    # Records without seq are judged where they arrive: here after the second event, not after what follows it.
+    both.add(EVENTS, fetched(EVENTS, [b"\x00", b"", b"no", event(1), event(2), event(3), event(4)]))
+    both.add(COMPACTIONS, fetched(COMPACTIONS, [unnumbered.encode()], time=4))
+    folded = both.fold((), 0.0)
+    assert folded is not None and len(folded.letters) == 3
+    assert {finding.position for finding in folded.outcome.findings} == {2}
