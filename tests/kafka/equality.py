@@ -106,7 +106,9 @@ class Load:
 
     async def run(self, settings: Settings) -> int:
         """Publish until `stop`; return how many records that were."""
-        return (await publish(self._records(), settings, rate=self._rate, within=20, stop=self._stop)).records
+        records = (await publish(self._records(), settings, rate=self._rate, within=20, stop=self._stop)).records
+        del self.sent[records:]  # the last one was made, and stopped
+        return records
 
     def stop(self) -> None:
         """End the publishing."""

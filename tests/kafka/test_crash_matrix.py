@@ -31,12 +31,13 @@ from tests.kafka.support import read_topic
 from tests.kafka.tail_support import PARTITIONS, judged, running, settings_for, until
 
 SEED = 20261107
-RECORDS = int(os.environ.get("CRASH_RECORDS", "200000"))
-KILLS = int(os.environ.get("CRASH_KILLS", "12"))
+RECORDS = int(os.environ.get("FRONTIER_CRASH_RECORDS", "200000"))
+KILLS = int(os.environ.get("FRONTIER_CRASH_KILLS", "12"))
 """Per step."""
-WITHIN = 5.0
+WITHIN = 6.0
 """Seconds in which a life has to reach its step; else it is killed where it is, which does not count."""
-MAX_WAIT = 0.3
+MAX_WAIT = 1.2
+"""Seconds after which a gap is given up: longer than any pause in the feeding, also on a machine that is busy."""
 
 CLOCKED = ("given-up", "give-up-kept")
 """Steps that are only reached when a clock gives something up."""
@@ -279,7 +280,7 @@ async def test_killed_at_every_step_nothing_is_lost_and_nothing_said_twice(
         for portion in (more, *source.slice(slice_size)):
             await feed(portion)
             fed += len(portion)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
 
     async def come_too_late(feed: Feed) -> None:
         """Send what both groups have given up."""
