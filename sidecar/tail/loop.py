@@ -292,6 +292,12 @@ class Loop:
                     self._consumer.seek(task.partition(topic), offset)
                 if not task.silent:
                     await self._speak(task)
+            except TopicAuthorizationFailedError as error:
+                snapshots = self._settings.topics.snapshots
+                raise TailError(
+                    f"The broker does not let the sidecar read what it keeps ({error}): grant"
+                    f" {principal(self._settings)} the ACL READ on {snapshots}, beside WRITE."
+                ) from error
             except (KafkaError, TimeoutError) as error:
                 task.placed = False
                 log.warning("a partition could not be placed yet", partition=task.number, error=repr(error))

@@ -232,8 +232,8 @@ def _forbidden(settings: Settings, topic: str, error: str) -> str:
 def _hidden(settings: Settings, specs: list[TopicSpec]) -> str:
     wanted = [
         f"{permission} on {', '.join(names)}"
-        for permission, use in (("READ", "input"), ("WRITE", "output"))
-        if (names := [spec.name for spec in specs if spec.use == use])
+        for permission, uses in (("READ", ("input",)), ("WRITE", ("output", "state")))
+        if (names := [spec.name for spec in specs if spec.use in uses])
     ]
     return (
         f"The broker does not let the sidecar see topics that it needs (TopicAuthorizationFailedError). Grant"

@@ -19,11 +19,13 @@ from aiokafka.errors import (
     MessageSizeTooLargeError,
     ProducerFenced,
     RecordListTooLargeError,
+    TopicAuthorizationFailedError,
 )
 from aiokafka.structs import OffsetAndMetadata, RecordMetadata
 
 from sidecar.observe.logs import get_logger
 from sidecar.tail.clients import close_producer
+from sidecar.tail.errors import TailError
 from sidecar.tail.messages import MAX_MESSAGE, Message, shrunk
 from sidecar.tail.outputs import Offsets
 
@@ -170,6 +172,12 @@ class Transactions:
             if any(isinstance(error, MessageSizeTooLargeError | RecordListTooLargeError) for error in failed):
                 # A topic takes less than the producer thought: what is sent again will be made smaller.
                 self._most = max(1024, self._most // 2)
+            if isinstance(failed[0], TopicAuthorizationFailedError):
+                raise TailError(
+                    f"The broker does not let the sidecar write to one of its topics ({failed[0]}): grant its principal"
+                    " the ACL WRITE on the output topics and on the snapshot topic. Nothing is lost: what could not be"
+                    " written has not been committed."
+                )
             raise failed[0]
         if offsets:
             metadata = {tp: OffsetAndMetadata(offset, "") for tp, offset in offsets.items()}

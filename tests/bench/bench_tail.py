@@ -45,7 +45,7 @@ def settings_for(bootstrap: str, name: str, guarantee: str) -> Settings:
         None,
         kafka={"bootstrap_servers": bootstrap},
         topics=topics,
-        tail={"group_id": f"{name}.group", "fetch_max_wait": 0.05, "guarantee": guarantee},
+        tail={"group_id": f"{name}.group", "fetch_max_wait": 0.05, "commit_interval": 0.1, "guarantee": guarantee},
     )
 
 
@@ -101,13 +101,12 @@ async def end_to_end(settings: Settings, records: int) -> tuple[float, int]:
     await tail.start()
     work = asyncio.create_task(tail.run())
     try:
-        while tail.loop is None or not tail.loop.tasks:  # noqa: ASYNC110 - no event tells
+        # No event tells either of these.
+        while tail.loop is None or not tail.loop.tasks or not all(task.placed for task in tail.loop.tasks):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         begun = time.perf_counter()
         tasks = list(tail.loop.tasks)
-        while not work.done() and sum(sum(task.committed.values()) for task in tasks) < records:
-            if sum(sum(task.positions.values()) for task in tasks) >= records:
-                tail.request_stop()  # makes it commit
+        while not work.done() and sum(sum(task.committed.values()) for task in tasks) < records:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         return time.perf_counter() - begun, found
     finally:
@@ -158,7 +157,7 @@ def brokers(which: str) -> Iterator[dict[str, str]]:
         yield found
 
 
-def report(records: int, *, which: str = "all", rounds: int = 3) -> list[str]:
+def report(records: int, *, which: str = "all", rounds: int = 3, bound: float = BOUND) -> list[str]:
     """Measure on the brokers at hand, print the figures, and return what breaks its bound."""
     logs.setup("critical", "json")
     logging.disable(logging.CRITICAL)  # what is found is logged, line by line, and that is not measured
@@ -171,9 +170,9 @@ def report(records: int, *, which: str = "all", rounds: int = 3) -> list[str]:
             print(f"  published: {figures['publish_per_second']:,.0f}/s")
             print(f"  bare getmany and msgspec: {figures['bare_per_second']:,.0f}/s")
             print(f"  tail, {guarantee}, {figures['findings']:,.0f} findings: {figures['tail_per_second']:,.0f}/s")
-            print(f"  tail / bare: {figures['ratio']:.2f} (bound {BOUND:g})", flush=True)
-            if figures["ratio"] < BOUND:
-                broken.append(f"the tail on {name} reaches {figures['ratio']:.2f} of a bare loop, less than {BOUND:g}")
+            print(f"  tail / bare: {figures['ratio']:.2f} (bound {bound:g})", flush=True)
+            if figures["ratio"] < bound:
+                broken.append(f"the tail on {name} reaches {figures['ratio']:.2f} of a bare loop, less than {bound:g}")
     return broken
 
 

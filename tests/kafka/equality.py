@@ -125,14 +125,21 @@ class Load:
         self._publish(session, "checkpoint", as_of_seq=3, checkpoint_id="placed", frontier_hi=3, **node)
         self._publish(session, "checkpoint", as_of_seq=9, checkpoint_id="unplaced", frontier_hi=9, **node)
 
-    def plant_late(self, sessions: int = 8) -> None:
-        """Publish sessions that lack a record, which `complete_late` publishes: later than it is waited for."""
+    def plant_late(self, sessions: int = 8) -> set[str]:
+        """Publish sessions that lack a record, which `complete_late` publishes: later than it is waited for.
+
+        Returns:
+            The findings about what is missing.
+        """
+        lines = []
         for number in range(sessions):
             session = f"late-{number}"
             for seq in (1, 2, 4, 5):
                 self._publish(session, "message", seq=seq)
+                lines.append(self._more[-1][2])
             self._late.append(_outgoing(session, "authorization", seq=3, action_id="a", precondition_id="p"))
             self._late.append(_outgoing(session, "action", seq=6, action_id="a", irreversible=True))
+        return {finding.finding_id for finding in judged(lines).findings}
 
     def complete_late(self) -> None:
         """Publish the records that came too late, and what follows."""

@@ -40,6 +40,8 @@ class Producer:
     def __init__(self, delivered: list[bytes], fail: Callable[[bytes], BaseException | None], limit: int) -> None:
         self._delivered, self._fail, self._limit = delivered, fail, limit
         self._message_accumulator = self
+        self._batches: dict[TopicPartition, list[Any]] = {}
+        self._pending_batches: set[Any] = set()
         Producer.opened += 1
 
     async def send(self, topic: str, value: bytes, key: bytes | None, partition: int | None) -> asyncio.Future[Any]:

@@ -72,11 +72,13 @@ async def test_one_dead_seed_among_several_does_not_block_the_start(kafka: Kafka
 async def test_missing_topics_are_created_with_their_policies(kafka: KafkaBroker, unique: str) -> None:
     settings = settings_for(kafka.bootstrap, unique)
     done = await create_missing(settings)
-    assert [spec.role for spec in done.created] == ["events", "compactions", "findings", "halts", "dlq", "halt_acks"]
+    assert [spec.role for spec in done.created] == [
+        *("events", "compactions", "findings", "halts", "dlq", "snapshots", "halt_acks")
+    ]
     counts = await topic_counts(kafka.bootstrap)
     assert {counts[spec.name] for spec in done.created} == {settings.topics.partitions}
     again = await create_missing(settings)
-    assert again.created == [] and len(again.existing) == 6
+    assert again.created == [] and len(again.existing) == 7
 
 
 async def test_what_is_missing_gets_as_many_partitions_as_the_input_that_exists(
@@ -92,7 +94,7 @@ async def test_what_is_missing_gets_as_many_partitions_as_the_input_that_exists(
 async def test_two_replicas_that_create_at_once_agree(kafka: KafkaBroker, unique: str) -> None:
     settings = settings_for(kafka.bootstrap, unique)
     first, second = await asyncio.gather(create_missing(settings), create_missing(settings))
-    assert len(first.created) + len(second.created) == 6
+    assert len(first.created) + len(second.created) == 7
 
 
 async def test_missing_topics_are_named_where_they_must_not_be_created(kafka: KafkaBroker, unique: str) -> None:
@@ -208,9 +210,9 @@ async def test_a_broker_that_forbids_says_which_permission_is_missing(
         "sasl_username": "bob",
         "sasl_password": "secret",
     }
-    bob = settings_for(address, unique, kafka=login)
+    bob = settings_for(address, unique, kafka=login, guarantee="at_least_once")
     names = bob.topics
-    inputs, outputs = names.inputs, (names.findings, names.halts, names.dlq)
+    inputs, outputs = names.inputs, (names.findings, names.halts, names.dlq, names.snapshots)
 
     async def said() -> str:
         tail, _, _ = new_tail(bob)
@@ -229,6 +231,8 @@ async def test_a_broker_that_forbids_says_which_permission_is_missing(
     await create_missing(open_settings)
     assert f"grant User:bob the ACL READ on group {bob.tail.group_id}" in await said()
     await grant(broker.bootstrap, GROUP, bob.tail.group_id, READ)
+    assert f"grant User:bob the ACL READ on {names.snapshots}" in await said()
+    await grant(broker.bootstrap, TOPIC, names.snapshots, READ)
     assert f"User:bob the ACL READ on {names.events}, {names.compactions}" in await said()
     for name in inputs:
         await grant(broker.bootstrap, TOPIC, name, READ)
@@ -239,6 +243,9 @@ async def test_a_broker_that_forbids_says_which_permission_is_missing(
     async with running(bob):
         await until_found(open_settings, [f.finding_id for f in judged(case_lines(), ended=False).findings])
 
+    exactly = settings_for(address, unique, kafka=login, group_id=bob.tail.group_id)
+    with pytest.raises(TailError, match=f"transactional id {bob.tail.group_id}-"):
+        await new_tail(exactly)[0].run()
     bob = settings_for(address, unique, kafka={**login, "sasl_password": "guess"})
     tail, _, _ = new_tail(bob, within=1.0)
     with pytest.raises(TailError, match=r"uthentication"):
