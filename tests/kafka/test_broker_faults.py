@@ -312,4 +312,6 @@ async def test_a_transaction_that_takes_too_long_loses_nothing_and_repeats_nothi
         await asyncio.sleep(3.5)
         run.proxy.release()
         await run.sidecar.well()
-        await until(lambda: run.log.read_text().count("the transaction took longer") >= 2, within=10)
+        # The frozen one is told of. The held one too, unless its producer had been opened anew by then: what counts
+        # is that the outputs are equal, below.
+        await until(lambda: "the transaction took longer" in run.log.read_text(), within=20)
