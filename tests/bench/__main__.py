@@ -49,7 +49,7 @@ def main() -> int:
         from tests.bench import bench_tail
 
         # A short run has its fixed costs (the last commit, above all) on few records: the bound allows for them.
-        broken += bench_tail.report(max(records, 200_000), bound=0.3 if given.quick else bench_tail.BOUND)
+        broken += bench_tail.report(max(records, 200_000), bound=0.2 if given.quick else bench_tail.BOUND)
 
     for problem in broken:
         print(f"BOUND BROKEN: {problem}", file=sys.stderr)
