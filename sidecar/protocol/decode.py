@@ -74,10 +74,12 @@ def decode(raw: bytes | None) -> tuple[Record, int]:
         raise Unreadable(f"not JSON: {error}") from None
     if type(fields) is not dict:
         raise Unreadable(f"expected a JSON object, got {_json_type(fields)}")
-    if len(raw) > 2 * MAX_DEPTH and _deeper(fields, MAX_DEPTH):
+    if len(raw) > 2 * MAX_DEPTH and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _deeper(fields, MAX_DEPTH):
         raise _beyond_limits(raw, _TOO_DEEP)
     if not all(fields.values()):  # a quick "nothing absent here" for most records
-        fields = {k: v for k, v in fields.items() if v is not None and not (v == "" and k in _IDS)}
+        values = fields.values()
+        if None in values or "" in values:
+            fields = {k: v for k, v in fields.items() if v is not None and not (v == "" and k in _IDS)}
     if "as_of_seq" in fields and "seq" in fields:
         del fields["as_of_seq"]
     kind: Any = fields.get("kind")

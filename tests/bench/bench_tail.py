@@ -164,15 +164,18 @@ def report(records: int, *, which: str = "all", rounds: int = 3, bound: float = 
     broken = []
     with brokers(which) as found:
         for name, bootstrap in found.items():
-            print(f"end to end on {name}, {records:,} mixed records", flush=True)
-            guarantee = "at_least_once" if name == "embedded broker" else "exactly_once"  # it has no transactions
-            figures = asyncio.run(measure(bootstrap, records, rounds, guarantee))
-            print(f"  published: {figures['publish_per_second']:,.0f}/s")
-            print(f"  bare getmany and msgspec: {figures['bare_per_second']:,.0f}/s")
-            print(f"  tail, {guarantee}, {figures['findings']:,.0f} findings: {figures['tail_per_second']:,.0f}/s")
-            print(f"  tail / bare: {figures['ratio']:.2f} (bound {bound:g})", flush=True)
-            if figures["ratio"] < bound:
-                broken.append(f"the tail on {name} reaches {figures['ratio']:.2f} of a bare loop, less than {bound:g}")
+            # The embedded broker has no transactions. What they cost is shown, and bounded by nothing but this.
+            for guarantee in ("at_least_once",) if name == "embedded broker" else ("at_least_once", "exactly_once"):
+                print(f"end to end on {name}, {guarantee}, {records:,} mixed records", flush=True)
+                figures = asyncio.run(measure(bootstrap, records, rounds, guarantee))
+                print(f"  published: {figures['publish_per_second']:,.0f}/s")
+                print(f"  bare getmany and msgspec: {figures['bare_per_second']:,.0f}/s")
+                print(f"  tail, {figures['findings']:,.0f} findings: {figures['tail_per_second']:,.0f}/s")
+                bounded = f" (bound {bound:g})" if guarantee == "at_least_once" else ""
+                print(f"  tail / bare: {figures['ratio']:.2f}{bounded}", flush=True)
+                if bounded and figures["ratio"] < bound:
+                    ratio = f"{figures['ratio']:.2f}"
+                    broken.append(f"the tail on {name} reaches {ratio} of a bare loop, less than {bound:g}")
     return broken
 
 
