@@ -2,7 +2,6 @@
 
 # mypy: untyped-calls-exclude="aiokafka"
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -110,6 +109,5 @@ async def _reset_task(
         else:
             consumer.assign(tps)
             await consumer.commit(offsets)
-            await asyncio.sleep(0)
     finally:
         await close_producer(producer)

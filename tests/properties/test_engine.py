@@ -1,7 +1,7 @@
 """The engine against the naive judge, and against itself: order, duplication, batch breaks, restarts.
 
 The judge is written from the protocol and shares no code with the engine. `SESSIONS` random sessions are compared
-in the ordinary test run; `make soak` (or FRONTIER_SESSIONS) compares more.
+in the ordinary test run; FRONTIER_SESSIONS=100000 compares more.
 """
 
 from __future__ import annotations
