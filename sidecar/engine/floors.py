@@ -136,6 +136,18 @@ def judge_facts(
         )
 
 
+def must_carry(session: Session, record: Summary) -> tuple[list[Stated], list[Stated]]:
+    """Return the prohibitions and the facts that a summary of this range has to carry, itself or through a child."""
+    floors = session.floors
+    if floors is None:
+        return [], []
+    lo, hi = record.frontier_lo, record.frontier_hi
+    waived = set(record.dropped or ())
+    constraints = [s for s in _last_in(floors.constraints, lo, hi) if s.negative and not s.retired]
+    facts = [s for s in _last_in(floors.facts, lo, hi) if not (s.floor == 0 and s.id in waived)]
+    return constraints, facts
+
+
 def trim(session: Session, kept_from: int) -> None:
     """Forget what was restated or withdrawn before a position: no later range can ask for it."""
     floors = session.floors

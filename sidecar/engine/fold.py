@@ -152,6 +152,26 @@ class Engine:
 
     # --- asking -----------------------------------------------------------------------------------
 
+    def look(self, session_id: str) -> Session | None:
+        """Return a session to read, not to change (one that sleeps goes on sleeping); None: it is unknown."""
+        session = self._sessions.get(session_id)
+        if session is None and (frozen := self._frozen.get(session_id)) is not None:
+            session = _thawed(frozen.state)
+        return session
+
+    def copy_of(self, session_id: str) -> "tuple[Engine, Session] | None":
+        """Return another engine with a copy of one session, to try something on; None: it is unknown."""
+        session = self._sessions.get(session_id)
+        state = encode_session(session) if session is not None else None
+        if state is None and (frozen := self._frozen.get(session_id)) is not None:
+            state = frozen.state
+        if state is None:
+            return None
+        trial = Engine(self.limits)
+        copy = trial._sessions[session_id] = _thawed(state)
+        trial._sequencer.attend(copy)
+        return trial, copy
+
     def states(self) -> Iterator[SessionState]:
         """Yield where each session stands, in order of first appearance (those that sleep come last)."""
         for session in (*self._sessions.values(), *(decode_session(f.state) for f in self._frozen.values())):

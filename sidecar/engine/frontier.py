@@ -6,6 +6,7 @@ is a slice, and by action, so that an action asks only for its own.
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 
 from sidecar.engine.context import Context, missing_in, moment
 from sidecar.engine.state import AHEAD, SAID_STALE, UNVERIFIED, Edge, Fan, Frontier, Session, Written
@@ -79,6 +80,23 @@ def authorized(frontier: Frontier, action: str) -> bool:
     if held is None:
         return False
     return bool(held.live) if type(held) is Fan else not frontier.edges[held].ended  # type: ignore[index]
+
+
+def effective_edges(frontier: Frontier | None, action: str | None = None) -> Iterator[Edge]:
+    """Yield the edges that are effective now, in order of their first grant.
+
+    Args:
+        action: only those of this action; None: all.
+    """
+    if frontier is None:
+        return
+    held = None if action is None else frontier.actions.get(action)
+    if action is None:
+        yield from (edge for edge in frontier.edges if not edge.ended)
+    elif type(held) is Fan:
+        yield from (frontier.edges[held.edges[precondition]] for precondition in held.live)
+    elif type(held) is int and not frontier.edges[held].ended:
+        yield frontier.edges[held]
 
 
 def judge_edges(ctx: Context, session: Session, written: Written, record: Checkpoint) -> None:

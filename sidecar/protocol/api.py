@@ -139,25 +139,30 @@ class ResumeAnswer(Struct, kw_only=True):
 
 
 class PinnedFact(Struct, kw_only=True):
-    """Name a fact that the next attempt must carry: its anchor verbatim, in at least so many tokens."""
+    """Name a fact that the next attempt must carry: its anchor verbatim, in at least so many tokens.
+
+    `lost`: the proposal does not carry it as it must; the others it carries, and so must the next attempt.
+    """
 
     fact_id: str
+    lost: bool
     anchor: str
     floor_tokens: int | None = None
     position: int
 
 
 class PinnedConstraint(Struct, kw_only=True):
-    """Name a prohibition that the next attempt must carry."""
+    """Name a prohibition that the next attempt must carry; `lost`: the proposal does not."""
 
     constraint_id: str
+    lost: bool
     position: int
 
 
 class CommitAnswer(Struct, kw_only=True):
     """Say what is to become of a proposed summary.
 
-    `findings` are what committing it now would bring, `facts` and `constraints` what a retry has to pin.
+    `findings` are what committing it now would bring; `facts` and `constraints` are all that a retry has to pin.
     """
 
     decision: Literal["commit", "flatten_and_defer_gc", "retry_pinned", "halt"] = "halt"
