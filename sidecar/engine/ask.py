@@ -51,8 +51,7 @@ _MAY_ACT = ("verified", "stale")
 
 def applied(engine: Engine, session_id: str) -> int | None:
     """Return the position a session's log has been applied up to; None: the session is unknown."""
-    session = engine.look(session_id)
-    return None if session is None else session.applied
+    return engine.applied(session_id)
 
 
 def authorize(engine: Engine, request: AuthorizeRequest) -> AuthorizeAnswer:
@@ -216,7 +215,7 @@ def gc(engine: Engine, request: GcRequest) -> GcAnswer:
         if tree is None or newest_of(tree, node_id) is None:
             detail = f"No generation of node {node_id} is known."
             waits_for.append(Reason(code="unknown_node", detail=detail))
-        waits_for += general
+        waits_for += general[-1:]  # (all are in `reasons`: there may be many of them, and many nodes)
     outcome = _try(tried, session, Gc(session_id=session.session_id, seq=None, node_ids=tuple(node_ids)))
     for finding in outcome.findings:
         if finding.subject.id in held_back and finding.subject.type == "node":
@@ -224,7 +223,7 @@ def gc(engine: Engine, request: GcRequest) -> GcAnswer:
     answer.reclaimable = [node_id for node_id, waits_for in held_back.items() if not waits_for]
     answer.deferred = [Deferred(node_id=n, waits_for=waits_for) for n, waits_for in held_back.items() if waits_for]
     answer.reasons = general
-    answer.decision = "defer" if answer.deferred else "reclaim"
+    answer.decision = "defer" if answer.deferred or general else "reclaim"
     return answer
 
 
@@ -357,8 +356,8 @@ def _unknown_session(session_id: str) -> Reason:
 
 def _broken(finding: Finding) -> Reason:
     rule = CATALOGUE[finding.rule]
-    subject = f"{finding.subject.type} {finding.subject.id}"
-    return Reason(code="rule", rule=rule.name, href=_href(rule.name), detail=f"{subject}: {rule.meaning}")
+    detail = f"{finding.subject.type} {finding.subject.id} would be {rule.name}: {rule.meaning}"
+    return Reason(code="rule", rule=rule.name, href=_href(rule.name), detail=detail)
 
 
 def _href(rule: str) -> str:

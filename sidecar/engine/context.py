@@ -9,11 +9,15 @@ import msgspec
 
 from sidecar.engine.limits import Limits
 from sidecar.engine.rules import CATALOGUE
-from sidecar.engine.state import CRITICAL, ERROR, LOSS, UNVERIFIED, Generation, Session, Tree, Written
+from sidecar.engine.state import CRITICAL, ERROR, LOSS, UNVERIFIED, Generation, Session, Tally, Tree, Written
 from sidecar.protocol.outputs import Disposition, Finding, Halt, Severity, Subject, SubjectType
+from sidecar.protocol.records import Compaction, Summary
 
 _LOSSES = frozenset(("edge_dropped", "constraint_dropped", "fact_dropped", "fact_below_floor", "anchor_lost"))
 _encode = msgspec.json.encode
+_MAX_TALLIES = 48
+_MAX_LEVEL = 8
+"""Deeper summary levels are counted with this one."""
 
 
 def stable_id(*parts: object) -> str:
@@ -26,9 +30,10 @@ class Context:
 
     `survival` counts by (what, summary level) how many prohibitions, facts and referents a summary should
     carry, and how many it does. `found` are the findings of the record being judged, `findings` those of all before.
+    `news` names the sessions of which more than the log's position may have changed since that was last told.
     """
 
-    __slots__ = ("findings", "found", "halts", "limits", "survival")
+    __slots__ = ("findings", "found", "halts", "limits", "news", "survival")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -36,12 +41,25 @@ class Context:
         self.findings: list[Finding] = []
         self.halts: list[Halt] = []
         self.survival: dict[tuple[str, int], list[int]] = {}
+        self.news: dict[str, None] = {}
 
-    def count_survival(self, what: str, level: int, checked: int, kept: int) -> None:
+    def tell(self, session: Session, record: Compaction) -> None:
+        """Note that a record brought news of its session, and whose record it was."""
+        self.news[session.session_id] = None
+        tenant, agent, model = record.tenant, record.agent, record.model
+        if tenant or agent or model:
+            before = session.origin or (None, None, None)
+            session.origin = (tenant or before[0], agent or before[1], model or before[2])
+
+    def count_survival(self, session: Session, record: Summary, what: str, checked: int, kept: int) -> None:
         """Count how many of what a summary should carry it carries."""
+        level = record.level
         counts = self.survival.setdefault((what, level), [0, 0])
         counts[0] += checked
         counts[1] += kept
+        tally = _tally(session, what, min(level, _MAX_LEVEL), record.model or None)
+        tally.checked += checked
+        tally.kept += kept
 
     def report(
         self,
@@ -103,6 +121,20 @@ class Context:
         flags = _flags(rule, finding.severity)
         generation.own |= flags
         mark_upward(tree, generation, flags)
+
+
+def _tally(session: Session, what: str, level: int, model: str | None) -> Tally:
+    """Return the tally to count in; past a bound the models are no longer told apart."""
+    if session.tallies is None:
+        session.tallies = []
+    tallies = session.tallies
+    if len(tallies) >= _MAX_TALLIES:
+        model = None
+    for tally in tallies:
+        if tally.what == what and tally.level == level and tally.model == model:
+            return tally
+    tallies.append(Tally(what, level, model))
+    return tallies[-1]
 
 
 def _flags(rule: str, severity: Severity) -> int:

@@ -93,7 +93,7 @@ def judge_constraints(
                 severity="critical" if record.root else None,
             )
     if checked:
-        ctx.count_survival("constraint", record.level, checked, kept)
+        ctx.count_survival(session, record, "constraint", checked, kept)
 
 
 def judge_facts(
@@ -123,7 +123,7 @@ def judge_facts(
             if _to_blame(stated.position, children, [_carries(child, stated, rule) for child in children]):
                 _blame_fact(ctx, session, tree, generation, stated, rule)
     if checked:
-        ctx.count_survival("fact", record.level, checked, kept)
+        ctx.count_survival(session, record, "fact", checked, kept)
     instruction = (record.instruction or "").lower()
     if undeclared and any(word in instruction for word in _RANKING):
         ctx.blame_node(

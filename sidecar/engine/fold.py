@@ -14,9 +14,9 @@ from sidecar.engine.context import Context
 from sidecar.engine.frontier import distrust
 from sidecar.engine.limits import Limits
 from sidecar.engine.sequence import JUDGES, Counters, Sequencer
-from sidecar.engine.state import Frozen, Session, decode_session, encode_session
-from sidecar.engine.status import STATUSES, conclude, session_status
-from sidecar.protocol.outputs import Finding, Halt, Source
+from sidecar.engine.state import Frozen, Session, decode_head, decode_session, encode_session
+from sidecar.engine.status import DEGRADED, LASTING, STATUSES, conclude, describe, session_status, status_in_force
+from sidecar.protocol.outputs import Finding, Halt, SessionRecord, Source
 from sidecar.protocol.records import Hole, Record
 
 
@@ -75,6 +75,10 @@ class Engine:
         self._sequencer = Sequencer(self._ctx, self.counters)
         self._touched: dict[str, Session] = {}
         self._changed: list[str] = []
+        # The degraded sessions, and how far each was when that was last told.
+        self._unwell: dict[str, int] = {}
+        # The sessions with a status that is counted how long it lasts, and since when whoever asks has seen it.
+        self._lasting: dict[str, tuple[str, float | None]] = {}
 
     # --- folding ----------------------------------------------------------------------------------
 
@@ -159,6 +163,14 @@ class Engine:
             session = _thawed(frozen.state)
         return session
 
+    def applied(self, session_id: str) -> int | None:
+        """Return the position that a session's log has been applied up to; None: it is unknown."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            return session.applied
+        frozen = self._frozen.get(session_id)
+        return None if frozen is None else decode_head(frozen.state).applied
+
     def copy_of(self, session_id: str) -> "tuple[Engine, Session] | None":
         """Return another engine with a copy of one session, to try something on; None: it is unknown."""
         session = self._sessions.get(session_id)
@@ -190,6 +202,26 @@ class Engine:
         """Return how many halts are open in all sessions."""
         return self._open
 
+    def ages(self, now: float) -> dict[str, list[float]]:
+        """Return for how many seconds sessions have had each of the statuses `LASTING`, as whoever asks has seen it.
+
+        What is stale and asleep is left out: nobody acts there, and a session that has ended stays stale for ever.
+
+        Args:
+            now: on any clock, but always the same.
+        """
+        found: dict[str, list[float]] = {}
+        for session_id, (status, since) in self._lasting.items():
+            if since is None:
+                since = now
+                self._lasting[session_id] = (status, now)
+            if status != "stale" or session_id in self._sessions:
+                found.setdefault(status, []).append(now - since)
+        return found
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._sessions or session_id in self._frozen
+
     def __len__(self) -> int:
         return len(self._sessions) + len(self._frozen)
 
@@ -217,6 +249,24 @@ class Engine:
         self._sequencer.decided.clear()
         return decided
 
+    def take_news(self) -> list[SessionRecord]:
+        """Return where those sessions stand of which more than the log's position changed since the last call."""
+        found = []
+        for session_id in self._ctx.news:
+            session = self.look(session_id)
+            if session is not None:
+                found.append(describe(session))
+                self._mark(session_id, session.status, session.applied)
+        self._ctx.news.clear()
+        return found
+
+    def stir(self) -> None:
+        """Let the next news include the degraded sessions whose logs went on since they were last told."""
+        for session_id, told in self._unwell.items():
+            session = self._sessions.get(session_id)
+            if session is not None and session.applied != told:
+                self._ctx.news[session_id] = None
+
     def freeze(self, session_id: str) -> Frozen:
         """Return a session in its serialised form; the session itself stays as it is.
 
@@ -238,6 +288,7 @@ class Engine:
         self._frozen[session_id] = msgspec.structs.replace(frozen, seen=now)
         if frozen.status:
             self._counts[frozen.status] += 1
+            self._mark(session_id, frozen.status, 0)
         self._open += frozen.open_halts
         if frozen.waiting:
             session = self._thaw(session_id)
@@ -298,6 +349,7 @@ class Engine:
             engine._sessions[session.session_id] = session
             if session.status:
                 engine._counts[session.status] += 1
+                engine._mark(session.session_id, session.status, 0)
             engine._open += len(session.halts or ())
             engine._sequencer.attend(session)
             if session.changed:
@@ -338,16 +390,35 @@ class Engine:
         elif frozen is not None:
             self._open -= frozen.open_halts
         self._sequencer.leave(session_id)
+        self._unwell.pop(session_id, None)
+        self._lasting.pop(session_id, None)
+        self._ctx.news.pop(session_id, None)
+
+    def _mark(self, session_id: str, status: str, told: int) -> None:
+        if status in DEGRADED:
+            self._unwell[session_id] = told
+        else:
+            self._unwell.pop(session_id, None)
+        if status not in LASTING:
+            self._lasting.pop(session_id, None)
+        elif self._lasting.get(session_id, ("", None))[0] != status:
+            self._lasting[session_id] = (status, None)
 
     def _outcome(self) -> Outcome:
         counts, ctx = self._counts, self._ctx
         for session in self._touched.values():
-            status = session_status(session)
+            in_force = status_in_force(session)
+            if in_force != session.in_force:
+                session.in_force = in_force
+                ctx.news[session.session_id] = None
+            status = session_status(session, in_force)
             if status != session.status:
                 if session.status:
                     counts[session.status] -= 1
                 counts[status] += 1
                 session.status = status
+                ctx.news[session.session_id] = None
+                self._mark(session.session_id, status, 0)
         self._touched.clear()
         self._open += sum(1 if halt.status == "halt" else -1 for halt in ctx.halts)
         outcome = Outcome(ctx.findings, ctx.halts, ctx.survival)

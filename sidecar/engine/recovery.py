@@ -34,6 +34,7 @@ from sidecar.protocol.records import Checkpoint, Reconcile, Resume, Summary, Too
 
 def summarize(ctx: Context, session: Session, record: Summary) -> None:
     """Judge and take a summary."""
+    ctx.tell(session, record)
     tree = tree_of(session)
     tree.order += 1
     previous = newest_of(tree, record.node_id)
@@ -87,6 +88,7 @@ def summarize(ctx: Context, session: Session, record: Summary) -> None:
 
 def check_point(ctx: Context, session: Session, record: Checkpoint) -> None:
     """Judge and take a checkpoint."""
+    ctx.tell(session, record)
     tree = tree_of(session)
     tree.order += 1
     known = tree.checkpoints.get(record.checkpoint_id)
@@ -139,6 +141,7 @@ def check_point(ctx: Context, session: Session, record: Checkpoint) -> None:
 
 def resume(ctx: Context, session: Session, record: Resume) -> None:
     """Judge a resume: the checkpoint comes into force first, and only then is it judged."""
+    ctx.tell(session, record)
     tree = tree_of(session)
     tree.order += 1
     recovery = _recovery(session)
@@ -177,6 +180,7 @@ def resume(ctx: Context, session: Session, record: Resume) -> None:
 
 def reconcile(ctx: Context, session: Session, record: Reconcile) -> None:
     """Apply a reconcile: the session is no longer awaiting, and what only waited for it is cleared."""
+    ctx.tell(session, record)
     tree_of(session).order += 1
     recovery = _recovery(session)
     recovery.reconciles += 1

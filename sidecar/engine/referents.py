@@ -113,7 +113,7 @@ def count_survival(ctx: Context, session: Session, record: Summary, generation: 
     """Count how many referents of a new generation are reachable."""
     if generation.referents:
         total = len(generation.referents)
-        ctx.count_survival("referent", record.level, total, total - generation.lost)
+        ctx.count_survival(session, record, "referent", total, total - generation.lost)
 
 
 def trim(session: Session, kept_from: int) -> None:

@@ -257,12 +257,23 @@ class OpenHalt(Struct, array_like=True):
     finding_ids: list[str]
 
 
+class Tally(Struct, array_like=True, gc=False):
+    """Count what the summaries of a model had to carry at a level, and what they did."""
+
+    what: str
+    level: int
+    model: str | None
+    checked: int = 0
+    kept: int = 0
+
+
 class Session(Struct, array_like=True):
     """Keep all that later records of a session can still ask about.
 
     `by_reconcile` and `by_resume`: the open halts that these clear. `lost`: records may be gone that nobody has seen.
+    `origin`: the last tenant, agent and model that compaction records gave; `tallies`: what survived its summaries.
     `status`, `changed` and `seen` serve whoever keeps many sessions: the status last counted, whether anything came
-    since the last snapshot, and when.
+    since the last snapshot, and when. `in_force`: the status of the checkpoint in force when that was last looked at.
     """
 
     session_id: str
@@ -282,6 +293,9 @@ class Session(Struct, array_like=True):
     status: str = ""
     changed: bool = False
     seen: float = 0.0
+    origin: tuple[str | None, str | None, str | None] | None = None
+    tallies: list[Tally] | None = None
+    in_force: str = ""
 
 
 def _encode(value: Any) -> Any:
@@ -296,6 +310,16 @@ def _decode(kind: type, value: Any) -> Any:
 
 encode_session = msgspec.msgpack.Encoder(enc_hook=_encode).encode
 decode_session = msgspec.msgpack.Decoder(Session, dec_hook=_decode).decode
+
+
+class Head(Struct, array_like=True, gc=False):
+    """Read of a serialised session only what stands first."""
+
+    session_id: str
+    applied: int
+
+
+decode_head = msgspec.msgpack.Decoder(Head).decode
 
 
 class Frozen(Struct, frozen=True, gc=False):

@@ -19,11 +19,17 @@ from sidecar.engine.state import (
     Written,
 )
 from sidecar.engine.tree import newest_of, unreachable_below
-from sidecar.protocol.outputs import Finding, Halt, Source
+from sidecar.protocol.outputs import CheckpointState, Finding, Halt, SessionRecord, Source, Survival
 from sidecar.protocol.records import Record
 
 STATUSES = ("uncompacted", "verified", "stale", "unverified", "degraded", "lossy", "corrupt")
 """Every status of a session, from best to worst."""
+
+DEGRADED = frozenset(("corrupt", "lossy", "degraded", "unverified"))
+"""The statuses of a session that count as degraded; `stale` is exposure."""
+
+LASTING = DEGRADED | {"stale"}
+"""The statuses of which it matters how long they last."""
 
 _HEALTHY = frozenset(("uncompacted", "verified", "stale", "unverified"))
 LISTED = 1000
@@ -54,14 +60,56 @@ def _missing_after(session: Session, written: Written) -> bool:
     return missing_in(session, written.hi + 1, max(session.applied, session.order.awaited)) > 0
 
 
-def session_status(session: Session) -> str:
-    """Return the status of a session: that of its checkpoint in force, but degraded at least while halted."""
+def status_in_force(session: Session) -> str:
+    """Return the status of the checkpoint in force; without one, what can be said of the log."""
     tree = session.tree
     if tree is not None and tree.in_force is not None:
-        status = checkpoint_status(session, tree, tree.checkpoints[tree.in_force])
-    else:
-        status = "unverified" if session.order.missing_lo or session.lost else "uncompacted"
+        return checkpoint_status(session, tree, tree.checkpoints[tree.in_force])
+    return "unverified" if session.order.missing_lo or session.lost else "uncompacted"
+
+
+def session_status(session: Session, in_force: str | None = None) -> str:
+    """Return the status of a session: that of its checkpoint in force, but degraded at least while halted.
+
+    Args:
+        in_force: what `status_in_force` says, where that has been asked already.
+    """
+    status = in_force or status_in_force(session)
     return "degraded" if session.halts and status in _HEALTHY else status
+
+
+def describe(session: Session) -> SessionRecord:
+    """Return where a session stands, as it is told to others."""
+    tree = session.tree
+    written = tree.checkpoints[tree.in_force] if tree is not None and tree.in_force is not None else None
+    tenant, agent, model = session.origin or (None, None, None)
+    return SessionRecord(
+        session_id=session.session_id,
+        position=session.applied,
+        status=session_status(session),  # type: ignore[arg-type]
+        awaiting=session.recovery is not None and session.recovery.awaiting,
+        open_halts=_listed(session.halts or {}),
+        checkpoint=CheckpointState(
+            checkpoint_id=written.id,
+            status=checkpoint_status(session, tree, written),
+            node_id=written.node_id,
+            summary_generation=written.generation,
+            level=written.level,
+            turn=written.turn,
+            frontier_lo=written.lo,
+            frontier_hi=written.hi,
+            position=written.position,
+        )
+        if tree is not None and written is not None
+        else None,
+        survival=[
+            Survival(what=t.what, level=t.level, model=t.model, checked=t.checked, kept=t.kept)  # type: ignore[arg-type]
+            for t in session.tallies or ()
+        ],
+        tenant=tenant or msgspec.UNSET,
+        agent=agent or msgspec.UNSET,
+        model=model or msgspec.UNSET,
+    )
 
 
 def _listed(halts: dict[str, OpenHalt]) -> list[str]:
@@ -190,5 +238,6 @@ def conclude(ctx: Context, session: Session, record: Record | None, source: Sour
             finding.agent = record.agent or msgspec.UNSET
             finding.model = record.model or msgspec.UNSET
     open_halt(ctx, session, found, position)
+    ctx.news[session.session_id] = None
     ctx.findings += found
     found.clear()

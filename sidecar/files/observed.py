@@ -15,6 +15,9 @@ TASK = "files"
 """What the metrics call the input of a watch (its topic), and the health check its one task."""
 
 
+_AGES_EVERY = 5.0
+
+
 class Batch(Struct, kw_only=True):
     """Hold what one look at the files came to; times are of `time.monotonic`."""
 
@@ -41,6 +44,7 @@ class Observed:
         self._taken = 0
         self._line = 500.0
         self._behind = 0
+        self._ages_due = 0.0
         if metrics is not None:
             metrics.declare_topics([TASK])
         if health is not None:
@@ -71,6 +75,11 @@ class Observed:
         self._metrics.observe_batch(kinds, {TASK: batch.unreadable} if batch.unreadable else None, now=time.time())
         self._metrics.observe_outcome(TASK, engine, batch.outcome, seconds=batch.seconds)
         self._metrics.set_lags({(TASK, 0): lag})
+        if self._health is not None:
+            self._metrics.set_well(time.time() - self._health.unwell(now))
+        if now >= self._ages_due:
+            self._metrics.set_ages(engine.ages(now))
+            self._ages_due = now + _AGES_EVERY
 
     def written(self, findings: list[tuple[float | None, float]], dead_letters: int) -> None:
         """Note that findings have been written out.

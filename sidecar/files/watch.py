@@ -19,7 +19,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +32,7 @@ from sidecar.engine.fold import Arrival, Engine, Outcome, UnknownState
 from sidecar.engine.limits import Limits
 from sidecar.files.follow import Follower
 from sidecar.files.jsonl import MAX_LINE, Line, explain
+from sidecar.files.live import LiveFiles
 from sidecar.files.observed import Batch, Observed, stamps
 from sidecar.files.outbox import Output, appended, standard
 from sidecar.files.report import finding_text
@@ -71,6 +72,8 @@ async def watch(
     metrics: Metrics | None = None,
     health: Health | None = None,
     max_line: int = MAX_LINE,
+    sessions: LiveFiles | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
 ) -> int:
     """Follow files until told to stop.
 
@@ -86,6 +89,8 @@ async def watch(
         metrics: counts what happens, once a batch.
         health: is told of every look at the files; its clock is `time.monotonic`.
         max_line: longest line in bytes.
+        sessions: answers for the sessions while they are watched.
+        on_outcome: called with what each look at the files found.
 
     Returns:
         The exit code: 0, or 141 when the reader of standard output is gone.
@@ -107,6 +112,7 @@ async def watch(
         watcher = _Watch(
             paths, store, outputs, limits or Limits(), format == "text", Observed(metrics, health), max_line
         )
+        watcher.sessions, watcher.on_outcome = sessions, on_outcome
         stack.callback(watcher.close)
         try:
             await watcher.run(stop, poll_interval)
@@ -127,6 +133,9 @@ def _leave_quietly(stdout: TextIO) -> None:
 
 class _Watch:
     """Hold one watch while it runs."""
+
+    sessions: LiveFiles | None = None
+    on_outcome: Callable[[Outcome], None] | None = None
 
     def __init__(
         self,
@@ -158,6 +167,8 @@ class _Watch:
         self._saving_took = 0.0
 
     def close(self) -> None:
+        if self.sessions is not None:
+            self.sessions.end()
         self._follower.close()
 
     def _clock(self) -> float:
@@ -167,6 +178,8 @@ class _Watch:
     async def run(self, stop: asyncio.Event, poll_interval: float) -> None:
         await asyncio.to_thread(self._recover)
         self._observed.restored(self._engine)
+        if self.sessions is not None:
+            self.sessions.begin(self._engine)
         while not stop.is_set():
             read = self._step()
             if self._due():
@@ -201,6 +214,10 @@ class _Watch:
         outcome = _together(outcome, self._engine.expire(now))
         self._note(letters)
         self._keep(outcome, letters)
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
+        if self.sessions is not None:
+            self.sessions.read(to_the_end=not self._follower.behind())
         self._stamps += stamps(outcome.findings, arrivals, began)
         self._dirty = self._dirty or bool(lines)
         self._observed.batch(

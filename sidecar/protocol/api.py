@@ -26,7 +26,6 @@ Code = Literal[
     "log_incomplete",
     "unknown_session",
     "unknown_node",
-    "needed",
     "restoring",
     "lagging",
     "not_applied",

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from sidecar.protocol.outputs import DeadLetter, Finding, Halt, HaltAck
+from sidecar.protocol.outputs import Alert, DeadLetter, Finding, Halt, HaltAck, SessionRecord
 from sidecar.protocol.records import COMPACTIONS, EVENTS, Opaque
 from sidecar.protocol.schema import VERSION, definitions
 
@@ -72,11 +72,23 @@ CHANNELS: tuple[Channel, ...] = (
         messages=(Halt,),
     ),
     Channel(
+        name="sessions",
+        address="agent.sessions",
+        title="Sessions",
+        text="Where a session stands, written when its status, its checkpoint in force, its halts or what survived its "
+        "summaries changed, and at intervals while it is degraded and its log goes on. The newest message of a session "
+        "is all there is to know; one without a value: the session was forgotten.",
+        key=_SESSION,
+        cleanup="compact",
+        action="send",
+        messages=(SessionRecord,),
+    ),
+    Channel(
         name="halt_acks",
         address="agent.halt_acks",
         title="Halt acknowledgements",
         text="Says that somebody has taken a halt in hand. It clears nothing.",
-        key="The halt id or the session id, in UTF-8; not read.",
+        key="The session id, in UTF-8: by it the fleet finds the halt.",
         cleanup="delete",
         action="receive",
         messages=(HaltAck,),
@@ -96,10 +108,12 @@ CHANNELS: tuple[Channel, ...] = (
         name="alerts",
         address="agent.alerts",
         title="Fleet alerts",
-        text="Reserved for alerts across sessions; nothing is published on it yet.",
-        key="What the alert is about, in UTF-8.",
-        cleanup="delete",
-        action=None,
+        text="What concerns the fleet: storms, regressions, halts that nobody takes in hand, repeat offenders, silence."
+        " Each alert is raised once, updated, and cleared; the newest message of an alert says how it stands.",
+        key="The alert id, in UTF-8.",
+        cleanup="compact",
+        action="send",
+        messages=(Alert,),
     ),
     Channel(
         name="snapshots",

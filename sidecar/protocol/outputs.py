@@ -83,6 +83,49 @@ class Halt(Struct, kw_only=True):
     detected_at: datetime | UnsetType = UNSET
 
 
+class CheckpointState(Struct, kw_only=True):
+    """Describe a checkpoint as it stood when this was written."""
+
+    checkpoint_id: str
+    status: str
+    node_id: str
+    summary_generation: int
+    level: int
+    turn: int
+    frontier_lo: int
+    frontier_hi: int
+    position: int
+
+
+class Survival(Struct, kw_only=True):
+    """Count, since a session began, what its summaries by one model had to carry at one level, and what they did."""
+
+    what: Literal["constraint", "fact", "referent"]
+    level: int
+    checked: int
+    kept: int
+    model: str | None = None
+
+
+class SessionRecord(Struct, kw_only=True):
+    """State where a session stands: the newest per session is what there is to know.
+
+    `checkpoint` is the one in force; `tenant`, `agent` and `model` are the last that its compaction records gave.
+    """
+
+    session_id: str
+    position: int
+    status: Literal["uncompacted", "verified", "stale", "unverified", "degraded", "lossy", "corrupt"]
+    awaiting: bool
+    open_halts: list[str]
+    checkpoint: CheckpointState | None
+    survival: list[Survival]
+    tenant: str | UnsetType = UNSET
+    agent: str | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    detected_at: datetime | UnsetType = UNSET
+
+
 class DeadLetter(Struct, kw_only=True):
     """Keep a message that could not be read: why, where it was, and its bytes (base64 in JSON)."""
 
@@ -101,3 +144,37 @@ class HaltAck(Struct, kw_only=True):
     halt_id: str
     by: str
     decision: str
+
+
+AlertKind = Literal["storm", "regression", "unacknowledged_halt", "repeat_offender", "silence"]
+
+
+class Alert(Struct, kw_only=True):
+    """State what somebody who watches the fleet should know: raised once, updated, cleared once.
+
+    `alert_id` names the kind and what it is about, and is the same whenever that happens again; `occurrence` counts
+    how often it was raised, and `version` the records of one alert. What `subject_type` names is in `subject`; null:
+    those sessions that name none.
+    """
+
+    alert_id: str
+    kind: AlertKind
+    status: Literal["raised", "updated", "cleared"]
+    severity: Severity
+    subject_type: Literal["tenant", "agent", "model", "node", "halt"]
+    subject: str | None
+    message: str
+    remedy: str
+    since: datetime
+    raised_at: datetime
+    updated_at: datetime
+    cleared_at: datetime | None = None
+    value: float
+    bound: float
+    occurrence: int
+    version: int
+    rule: str | None = None
+    session_id: str | None = None
+    tenant: str | None = None
+    agent: str | None = None
+    model: str | None = None

@@ -34,12 +34,17 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 class _Claim(Struct, array_like=True):
-    """Say who a member is, and what it knows: the newest round, and who had what in it."""
+    """Say who a member is, and what it knows: the newest round, and who had what in it.
+
+    `url` is where the member's guard is to be asked; the leader tells all where to ask whom (`urls`, by identity).
+    """
 
     version: int
     identity: str
     round: int = 0
     table: Table = field(default_factory=dict)
+    url: str = ""
+    urls: dict[str, str] = field(default_factory=dict)
 
 
 _decode = msgspec.msgpack.Decoder(_Claim).decode
@@ -79,9 +84,11 @@ class _Memory:
 
     def __init__(self, identity: str) -> None:
         self.claim = _Claim(_VERSION, identity)
+        self.urls: dict[str, str] = {}
 
     def learn(self, told: _Claim) -> None:
-        self.claim = _Claim(_VERSION, self.claim.identity, told.round, told.table)
+        self.claim = _Claim(_VERSION, self.claim.identity, told.round, told.table, self.claim.url)
+        self.urls = told.urls
 
 
 class StickyAssignor(AbstractPartitionAssignor):
@@ -110,7 +117,8 @@ class StickyAssignor(AbstractPartitionAssignor):
         identities = _identities(claims)
         newest, before = _newest(claims.values())
         table = distribute(identities.values(), count, before)
-        told = _encode(_Claim(_VERSION, "", newest + 1, table))
+        urls = {identities[member_id]: claim.url for member_id, claim in claims.items() if claim.url}
+        told = _encode(_Claim(_VERSION, "", newest + 1, table, urls=urls))
         return {
             member_id: ConsumerProtocolMemberAssignment(
                 0, [(topic, sorted(table[identity])) for topic in topics if table[identity]], told
@@ -124,6 +132,20 @@ class StickyAssignor(AbstractPartitionAssignor):
         told = _read(assignment.user_data)
         if told is not None:
             cls._memory.learn(told)
+
+    @classmethod
+    def advertise(cls, url: str) -> None:
+        """Tell the group, with the next round, where this member's guard is to be asked."""
+        cls._memory.claim.url = url
+
+    @classmethod
+    def owner_of(cls, number: int) -> str | None:
+        """Return where the guard of the member that has a partition number is to be asked, if that is known."""
+        memory = cls._memory
+        for identity, numbers in memory.claim.table.items():
+            if number in numbers:
+                return memory.urls.get(identity)
+        return None
 
 
 def sticky_assignor(instance_id: str | None = None) -> type[StickyAssignor]:

@@ -4,6 +4,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Coroutine, Mapping
 from itertools import chain
 from typing import Any
@@ -15,6 +16,7 @@ from aiokafka.errors import (
     IncompatibleBrokerVersion,
     KafkaConnectionError,
     KafkaError,
+    SaslAuthenticationFailed,
     TransactionalIdAuthorizationFailed,
     UnknownError,
     UnsupportedVersionError,
@@ -38,6 +40,10 @@ _NO_IDEMPOTENCE = (
     IncompatibleBrokerVersion,
     ClusterAuthorizationFailedError,
 )
+
+
+class _Refusal(str):
+    """Say why a broker will not have us; asking again does not change it."""
 
 
 async def reach(settings: Settings, within: float = STARTUP_TIMEOUT) -> dict[str, Any]:
@@ -64,8 +70,15 @@ async def reach(settings: Settings, within: float = STARTUP_TIMEOUT) -> dict[str
         if alive:
             options["bootstrap_servers"] = alive
             return options
-        if loop.time() > deadline:
+        refused = all(isinstance(trouble, _Refusal) for trouble in answers.values())
+        if refused or loop.time() > deadline:
             troubles = "; ".join(f"{server}: {trouble}" for server, trouble in answers.items())
+            if refused:
+                # Asked again, a broker says the same, and after enough wrong passwords it may lock the account.
+                raise TailError(
+                    f"The Kafka brokers refuse the connection ({troubles}). Check the security"
+                    " settings, kafka.sasl_… and kafka.ssl_…, and what the brokers expect."
+                )
             raise TailError(
                 f"No Kafka broker could be reached within {within:g} s ({troubles}). Check that a broker runs there,"
                 " and the setting kafka.bootstrap_servers (or --bootstrap-servers) and the security settings beside it."
@@ -103,6 +116,8 @@ async def _dial(server: str, security: Mapping[str, Any]) -> str | None:
         connection.close()
     except TimeoutError:
         return "no answer"
+    except (SaslAuthenticationFailed, ssl.SSLCertVerificationError) as error:
+        return _Refusal(str(error) or type(error).__name__)
     except (OSError, KafkaError) as error:
         return str(error) or type(error).__name__
     return None

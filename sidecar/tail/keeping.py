@@ -12,7 +12,7 @@ from typing import Any
 from sidecar.config import Settings
 from sidecar.engine.fold import Engine
 from sidecar.observe.logs import get_logger
-from sidecar.tail.messages import Message
+from sidecar.tail.messages import Message, forgotten_as_messages
 from sidecar.tail.snapshots import Progress, Restored, SnapshotError, SnapshotWriter, origin_of, read_snapshots
 
 log = get_logger(__name__)
@@ -34,10 +34,13 @@ class Keeper:
     def __init__(self, number: int, settings: Settings, partitions: int, now: float) -> None:
         self._number = number
         self._topic = settings.topics.snapshots
+        self._told = settings.topics.sessions
         self._interval = settings.snapshot.interval
         self._session = settings.session
         # The tasks' rounds are spread over the interval, so that they do not all pause the loop together.
         self._due = now + self._interval * (number + 1) / (partitions + 1)
+        self.kept_at = now
+        """When the last round was made (`time.monotonic`), or this began."""
         self._origin = origin_of(settings.tail.group_id, settings.topics.inputs, partitions, number)
         self._writer = SnapshotWriter(self._topic, number, self._origin)
         self._anew = False
@@ -73,6 +76,11 @@ class Keeper:
         self._unmarked = restored.marker is None
         return restored
 
+    @property
+    def too_large(self) -> int:
+        """Return how often a session's state was too large to be written since the state was read."""
+        return self._writer.too_large
+
     def hurry(self) -> None:
         """Let the next commit write a round: it says something that a restart would say again."""
         self._unmarked = True
@@ -91,7 +99,7 @@ class Keeper:
         """
         self._decided.update(dict.fromkeys(engine.take_decided()))
         if last or self._unmarked or now >= self._due:
-            self._due = now + self._interval
+            self._due, self.kept_at = now + self._interval, now
             yield from _chunks(self._round(engine, positions, clock))
         elif self._decided:
             decided, self._decided = list(self._decided), {}
@@ -109,6 +117,7 @@ class Keeper:
             frozen = map(engine.freeze, kept)
             yield from self._writer.round(frozen, dropped, positions, len(engine), anew=self._anew)
             self._anew = self._unmarked = False
+        yield from forgotten_as_messages(dropped, self._told, None)
         engine.shrink(clock, self._session.idle_after)
 
 

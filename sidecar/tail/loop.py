@@ -27,8 +27,14 @@ from sidecar.observe.logs import get_logger
 from sidecar.protocol.outputs import DeadLetter
 from sidecar.tail.errors import TailError
 from sidecar.tail.fetching import Fetched
-from sidecar.tail.keeping import Keeper
-from sidecar.tail.messages import findings_as_messages, halts_as_messages, letters_as_messages
+from sidecar.tail.keeping import CHUNK, Keeper
+from sidecar.tail.live import Applied
+from sidecar.tail.messages import (
+    findings_as_messages,
+    halts_as_messages,
+    letters_as_messages,
+    sessions_as_messages,
+)
 from sidecar.tail.outputs import Outputs
 from sidecar.tail.report import Report
 from sidecar.tail.restore import lost_range, place, report_lost, report_short
@@ -43,6 +49,7 @@ Batch = Mapping[TopicPartition, Sequence[Fetched]]
 _POLL_MS = 100
 _SURVEY_EVERY = 0.05
 _LAGS_EVERY = 0.5
+_AGES_EVERY = 5.0
 _FRESH_MS = 2000
 _RETRY_AFTER = 0.2
 _PATIENCE = 15.0
@@ -67,6 +74,7 @@ class Loop:
         partitions: how many partitions each topic has, as found at the start.
         options: client options, from `clients.reach`.
         on_outcome: called with what each batch found, before it is sent.
+        applied: is notified whenever more has been applied.
     """
 
     def __init__(
@@ -78,7 +86,9 @@ class Loop:
         partitions: Mapping[str, int],
         options: Mapping[str, Any],
         on_outcome: Callable[[Outcome], None] | None = None,
+        applied: Applied | None = None,
     ) -> None:
+        self._applied = applied or Applied()
         self._consumer = consumer
         self._options = options
         self._outputs = outputs
@@ -98,7 +108,9 @@ class Loop:
         self._busy = asyncio.Lock()
         self._commit_due = 0.0
         self._survey_due = 0.0
+        self._stir_due = 0.0
         self._lags_due = 0.0
+        self._ages_due = 0.0
         self._partitions = partitions
 
     @property
@@ -327,6 +339,7 @@ class Loop:
             self._report.batch(task, folded)
             await self._say(task, folded.outcome, folded.letters)
             self._report.handed_over(folded)
+            self._applied.notify()
             if folded.outcome.halts:
                 halted = True
                 await self._outputs.hurry(task.number)
@@ -341,6 +354,7 @@ class Loop:
     async def _speak(self, task: Task) -> None:
         """Let a task that stands where it was committed say what comes from now on."""
         task.engine.take_decided()  # what the silent replay decided had been decided, and kept, before
+        task.engine.take_news()  # and told
         self._report.restored(task)
         self._report.restoring(self._tasks.values())
         if task.lost:
@@ -403,6 +417,9 @@ class Loop:
                     await self._speak(task)
                 continue
             task.clock.tick(lag == 0 and seen >= oldest, now)
+            if known:
+                ends = {topic: self.end(task.partition(topic)) or 0 for topic in task.topics}
+                task.observe(positions, ends, now - (time.time() - seen / 1000))
             if task.engine.counters.waiting:
                 outcome = task.engine.expire(task.clock.now)
                 self._report.expired(task, outcome)
@@ -410,9 +427,13 @@ class Loop:
                 if outcome.halts:
                     halted = True
                     await self._outputs.hurry(task.number)
+        self._applied.notify()
         if now >= self._lags_due:
             self._report.lags(lags)
             self._lags_due = now + _LAGS_EVERY
+        if now >= self._ages_due:
+            self._report.ages(task for task in self._tasks.values() if task.placed and not task.silent)
+            self._ages_due = now + _AGES_EVERY
         return halted
 
     async def _is_behind(self, tp: TopicPartition) -> bool:
@@ -438,6 +459,7 @@ class Loop:
         """
         offsets = {task.number: moved for task in self._tasks.values() if (moved := task.uncommitted())}
         try:
+            await self._tell()
             if self._outputs.transactional:
                 await self._keep(last)
                 await self._outputs.commit(offsets)
@@ -455,19 +477,38 @@ class Loop:
             self._report.committed(False)
             raise
         self._report.committed(True)
+        self._report.kept_at(keeper.kept_at for keeper in self._keepers.values())
         for number, moved in offsets.items():
             self._tasks[number].committed.update({tp.topic: offset for tp, offset in moved.items()})
+
+    async def _tell(self) -> None:
+        """Say where the sessions stand that there is news of; once a commit, however often it changed."""
+        now, topic = time.monotonic(), self._settings.topics.sessions
+        stir = now >= self._stir_due
+        if stir:
+            self._stir_due = now + self._settings.session.heartbeat
+        for task in self._tasks.values():
+            if not task.placed or task.silent:
+                continue
+            if stir:
+                task.engine.stir()
+            news = task.engine.take_news()
+            partition = self._partition(topic, task.number)
+            for begin in range(0, len(news), CHUNK):
+                chunk = news[begin : begin + CHUNK]
+                await self._outputs.send(task.number, sessions_as_messages(chunk, topic, partition, datetime.now(UTC)))
 
     async def _keep(self, last: bool) -> None:
         for task in self._tasks.values():
             if task.placed and not task.silent:
                 keeper = self._keepers[task.number]
                 records, size = keeper.written
+                too_large = keeper.too_large
                 for chunk in keeper.records(
                     task.engine, task.positions, now=time.monotonic(), clock=task.clock.now, last=last
                 ):
                     await self._outputs.send(task.number, chunk)
-                self._report.kept(keeper.written[0] - records, keeper.written[1] - size)
+                self._report.kept(keeper.written[0] - records, keeper.written[1] - size, keeper.too_large - too_large)
 
 
 class _Listener(ConsumerRebalanceListener):

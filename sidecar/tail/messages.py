@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from sidecar.protocol.decode import Unreadable
-from sidecar.protocol.outputs import DeadLetter, Finding, Halt, Source, Subject
+from sidecar.protocol.outputs import DeadLetter, Finding, Halt, SessionRecord, Source, Subject
 from sidecar.tail.fetching import Fetched
 
 _encode = msgspec.json.Encoder().encode
@@ -29,7 +29,7 @@ class Message(Struct):
     key: bytes | None
     value: bytes | None
     partition: int | None
-    item: Finding | Halt | DeadLetter | None
+    item: Finding | Halt | SessionRecord | DeadLetter | None
     limit: int = MAX_MESSAGE
 
 
@@ -51,6 +51,22 @@ def halts_as_messages(halts: Iterable[Halt], topic: str, partition: int | None, 
         halt.detected_at = now
         messages.append(Message(topic, halt.session_id.encode(), _encode(halt), partition, halt))
     return messages
+
+
+def sessions_as_messages(
+    sessions: Iterable[SessionRecord], topic: str, partition: int | None, now: datetime
+) -> list[Message]:
+    """Stamp where sessions stand with the time, keyed by session, which the topic is compacted by."""
+    messages = []
+    for session in sessions:
+        session.detected_at = now
+        messages.append(Message(topic, session.session_id.encode(), _encode(session), partition, session))
+    return messages
+
+
+def forgotten_as_messages(session_ids: Iterable[str], topic: str, partition: int | None) -> list[Message]:
+    """Return messages without a value: they end what the topic says of sessions that are forgotten."""
+    return [Message(topic, session_id.encode(), None, partition, None) for session_id in session_ids]
 
 
 def letters_as_messages(
@@ -97,7 +113,7 @@ def shrunk(message: Message) -> bool:
     else:
         # Ids are of any length, and the halts topic, being compacted, takes no message without a key.
         message.key = _cut(item.session_id, most).encode()
-        message.value = _encode(_short_finding(item, most) if isinstance(item, Finding) else _short_halt(item, most))
+        message.value = _encode(_short(item, most))
     return len(message.value or b"") + len(message.key or b"") < size
 
 
@@ -118,6 +134,12 @@ def _short_letter(letter: DeadLetter, room: int, most: int) -> DeadLetter:
     return short
 
 
+def _short(item: Finding | Halt | SessionRecord, most: int) -> Finding | Halt | SessionRecord:
+    if isinstance(item, Finding):
+        return _short_finding(item, most)
+    return _short_halt(item, most) if isinstance(item, Halt) else _short_session(item, most)
+
+
 def _short_finding(finding: Finding, most: int) -> Finding:
     evidence: dict[str, Any] = {"truncated": "the evidence was too large for the topic"}
     witness = finding.evidence.get("witness")
@@ -128,12 +150,31 @@ def _short_finding(finding: Finding, most: int) -> Finding:
         session_id=_cut(finding.session_id, most),
         subject=Subject(finding.subject.type, _cut(finding.subject.id, most)),
         evidence=evidence,
-        **{
-            name: _cut(value, most)
-            for name in ("tenant", "agent", "model")
-            if isinstance(value := getattr(finding, name), str)
-        },
+        **_short_origin(finding, most),
     )
+
+
+def _short_session(session: SessionRecord, most: int) -> SessionRecord:
+    checkpoint = session.checkpoint
+    if checkpoint is not None:
+        checkpoint = msgspec.structs.replace(
+            checkpoint,
+            checkpoint_id=_cut(checkpoint.checkpoint_id, most),
+            node_id=_cut(checkpoint.node_id, most),
+        )
+    return msgspec.structs.replace(
+        session,
+        session_id=_cut(session.session_id, most),
+        checkpoint=checkpoint,
+        open_halts=session.open_halts[-_IDS:],
+        survival=[],
+        **_short_origin(session, most),
+    )
+
+
+def _short_origin(item: Finding | SessionRecord, most: int) -> dict[str, str]:
+    names = ("tenant", "agent", "model")
+    return {name: _cut(value, most) for name in names if isinstance(value := getattr(item, name), str)}
 
 
 def _short_halt(halt: Halt, most: int) -> Halt:

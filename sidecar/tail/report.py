@@ -1,7 +1,7 @@
 """What the loop tells metrics, health and the log: once per batch, and one line per finding."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
@@ -62,9 +62,23 @@ class Report:
         """Count a commit."""
         self._metrics.observe_commit(ok)
 
-    def kept(self, records: int, size: int) -> None:
-        """Count what was written to the snapshot topic."""
+    def kept(self, records: int, size: int, too_large: int) -> None:
+        """Count what was written to the snapshot topic, and the sessions that were too large for it."""
         self._metrics.observe_kept(records, size)
+        self._metrics.observe_too_large(too_large)
+
+    def kept_at(self, times: Iterable[float]) -> None:
+        """Show when the partition that was kept longest ago was kept (`time.monotonic`), now that it is committed."""
+        now = time.monotonic()
+        self._metrics.set_kept_at(time.time() - (now - min(times, default=now)))
+
+    def ages(self, tasks: Iterable[Task]) -> None:
+        """Show how long sessions have been stale or degraded."""
+        now, found = time.monotonic(), defaultdict[str, list[float]](list)
+        for task in tasks:
+            for status, ages in task.engine.ages(now).items():
+                found[status] += ages
+        self._metrics.set_ages(found)
 
     def restoring(self, tasks: Iterable[Task]) -> None:
         """Show how many partitions are being restored."""
@@ -162,8 +176,9 @@ class Report:
         self._health.observe(number, position, lag, now, seen_at=now - max(0.0, time.time() - seen_ms / 1000))
 
     def lags(self, lags: Mapping[TopicPartition, int]) -> None:
-        """Show the lag of every partition."""
+        """Show the lag of every partition, and when all of them were last well."""
         self._metrics.set_lags({(tp.topic, tp.partition): lag for tp, lag in lags.items()})
+        self._metrics.set_well(time.time() - self._health.unwell(time.monotonic()))
 
     def broker(self, up: bool) -> None:
         """Tell whether the brokers answer."""

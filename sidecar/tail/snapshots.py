@@ -68,6 +68,8 @@ class SnapshotWriter:
         self.records = 0
         self.size = 0
         """Bytes of all keys and values made."""
+        self.too_large = 0
+        """How often a session's state was too large to be written."""
 
     def round(
         self,
@@ -118,6 +120,7 @@ class SnapshotWriter:
         around = len(key) + len(bytes(positions)) + _OVERHEAD
         if around + len(frozen.state) <= self._limit:
             return self._message(key, self._codec.session(key, number, positions, frozen, frozen.state))
+        self.too_large += 1
         log.error(
             "a session's state is too large for the snapshot topic: after a restart the session cannot be verified",
             session=frozen.session_id[:200],

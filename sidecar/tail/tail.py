@@ -31,6 +31,7 @@ from sidecar.tail.clients import (
 )
 from sidecar.tail.errors import TailError
 from sidecar.tail.fetching import lighten
+from sidecar.tail.live import Applied, LiveSessions
 from sidecar.tail.loop import Loop
 from sidecar.tail.outputs import AtLeastOnce, Offsets, Outputs
 from sidecar.tail.report import Report
@@ -58,6 +59,7 @@ class Tail:
         health: the health of this process, on the clock `time.monotonic`.
         on_outcome: called with what each batch found, before it is sent.
         startup_timeout: seconds in which a broker must answer at the start.
+        advertise: where this replica's guard is to be asked (URL), told to the other replicas; None: nowhere.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Tail:
         on_outcome: Callable[[Outcome], None] | None = None,
         *,
         startup_timeout: float = STARTUP_TIMEOUT,
+        advertise: str | None = None,
     ) -> None:
         self._settings = settings
         self._report = Report(metrics, health)
@@ -84,6 +87,17 @@ class Tail:
         self._loop: Loop | None = None
         # One for all clients to come, because it remembers which partitions were ours.
         self._assignor = sticky_assignor(settings.tail.group_instance_id)
+        if advertise:
+            self._assignor.advertise(advertise)
+        self._applied = Applied()
+        self.sessions = LiveSessions(
+            tasks=lambda: self._loop.tasks if self._loop is not None else None,
+            partitions=lambda: self._partitions.get(settings.topics.events, 0),
+            owner_of=self._assignor.owner_of,
+            applied=self._applied,
+            max_staleness=settings.guard.max_staleness,
+        )
+        """The live sessions, for the guard."""
         metrics.declare_topics(settings.topics.inputs)
 
     @property
@@ -182,6 +196,7 @@ class Tail:
             self._partitions,
             self._options,
             self._on_outcome,
+            self._applied,
         )
         self._report.joining()
         self._stalled.clear()

@@ -127,6 +127,9 @@ class Task:
         self._blockers: frozenset[str] = frozenset()
         self._started = monotonic()
         self._ahead: dict[str, Mapping[str, int]] = {}
+        self.fresh = float("-inf")
+        """When (`time.monotonic`) all was in the log that has been folded since: what is known is as of then."""
+        self._mark: tuple[float, dict[str, int]] | None = None
 
     def adopt(self, frozen: Frozen, positions: Mapping[str, int], start: Mapping[str, int]) -> None:
         """Take a session as it was kept.
@@ -273,6 +276,31 @@ class Task:
         self._ahead = {}
         return True
 
+    def observe(self, positions: Mapping[str, int], ends: Mapping[str, int], seen: float) -> None:
+        """Take note of where the topics ended when a broker last said, to know when all up to there is folded.
+
+        Under load a topic is never read to its end, which moves; but where it ended a moment ago is soon reached.
+
+        Args:
+            positions: the next offset of each topic as the consumer knows it.
+            ends: where each topic ended.
+            seen: when (`time.monotonic`) the broker said so, the oldest of them.
+        """
+        folded = {
+            topic: queue.records[0].offset if queue.records else positions[topic]
+            for topic, queue in self._queues.items()
+        }
+        mark = self._mark
+        if mark is not None and all(folded[topic] >= end for topic, end in mark[1].items()):
+            self.fresh = max(self.fresh, mark[0])
+            mark = None
+        if mark is None:
+            if all(folded[topic] >= end for topic, end in ends.items()):
+                self.fresh = max(self.fresh, seen)
+            else:
+                mark = (seen, dict(ends))
+        self._mark = mark
+
     def shorten(self, topic: str, end: int) -> None:
         """Accept that a topic ends before the offset that was committed (its records were lost)."""
         self._targets[topic] = end
@@ -283,6 +311,7 @@ class Task:
         self._queues = {topic: _Queue() for topic in self.topics}
         self._blocked_since, self._blockers = None, frozenset()
         self.clock.pause()
+        self.fresh, self._mark = float("-inf"), None
 
     def skip(self, topic: str, offset: int) -> None:
         """Go on at another offset, because the log no longer has the one that was next."""

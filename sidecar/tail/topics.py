@@ -8,9 +8,11 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
     KafkaError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
@@ -27,7 +29,42 @@ from sidecar.tail.errors import TailError
 
 log = get_logger(__name__)
 
-Role = Literal["events", "compactions", "findings", "halts", "halt_acks", "dlq", "snapshots"]
+Role = Literal[
+    "events",
+    "compactions",
+    "findings",
+    "halts",
+    "sessions",
+    "halt_acks",
+    "dlq",
+    "snapshots",
+    "alerts",
+    "fleet_sessions",
+    "fleet_rollups",
+]
+TAIL_ROLES: tuple[Role, ...] = (
+    "events",
+    "compactions",
+    "findings",
+    "halts",
+    "sessions",
+    "halt_acks",
+    "dlq",
+    "snapshots",
+)
+"""The topics that `run` needs."""
+FLEET_ROLES: tuple[Role, ...] = (
+    "findings",
+    "halts",
+    "sessions",
+    "halt_acks",
+    "dlq",
+    "alerts",
+    "fleet_sessions",
+    "fleet_rollups",
+)
+"""The topics that `fleet` needs."""
+ALL_ROLES: tuple[Role, ...] = tuple(dict.fromkeys((*TAIL_ROLES, *FLEET_ROLES)))
 Use = Literal["input", "output", "state"]
 
 _DLQ_RETENTION_MS = 30 * 24 * 3600 * 1000
@@ -70,14 +107,19 @@ def plan(settings: Settings, partitions: int | None = None) -> list[TopicSpec]:
     # The active segment is never compacted, so that it must not grow old; every restart reads what is there.
     kept = {**compact, "min.cleanable.dirty.ratio": "0.1", "segment.ms": "3600000"}
     long = {**delete, "retention.ms": str(_DLQ_RETENTION_MS)}
+    sessions, rollups = settings.fleet.changelog, settings.fleet.rollups
     rows: tuple[tuple[str, Role, Use, dict[str, str], str, bool], ...] = (
         (names.events, "events", "input", delete, "log events of the agents, keyed by session", True),
         (names.compactions, "compactions", "input", delete, "compaction records, keyed by session", True),
         (names.findings, "findings", "output", delete, "every violation, keyed by session", True),
         (names.halts, "halts", "output", compact, "halts and their clearing, newest per session kept", True),
+        (names.sessions, "sessions", "output", compact, "where each session stands, newest per session kept", True),
         (names.dlq, "dlq", "output", long, "what could not be read, with the reason and the bytes", True),
         (names.snapshots, "snapshots", "state", kept, "the sidecar's own state, newest per session kept", True),
         (names.halt_acks, "halt_acks", "input", delete, "who has taken a halt in hand", False),
+        (names.alerts, "alerts", "output", kept, "what concerns the fleet, newest per alert kept", False),
+        (sessions, "fleet_sessions", "state", kept, "the fleet's own state, newest per session kept", False),
+        (rollups, "fleet_rollups", "state", kept, "the fleet's sums by tenant, agent and model", False),
     )
     specs: dict[str, TopicSpec] = {}
     for name, role, use, config, about, required in rows:
@@ -92,19 +134,21 @@ async def create_missing(
     *,
     create: bool | None = None,
     partitions: int | None = None,
-    only: Collection[Role] | None = None,
+    only: Collection[Role] = TAIL_ROLES,
+    equal: Sequence[str] | None = None,
     within: float = STARTUP_TIMEOUT,
     options: Mapping[str, Any] | None = None,
 ) -> Created:
     """Create the topics that are missing, and check those that are there.
 
-    Missing topics get as many partitions as an input that exists, because the inputs must have equal counts.
+    Missing topics get as many partitions as one that exists of those that must have equal counts.
 
     Args:
         settings: the settings tree.
         create: whether to create; by default the setting `topics.create`.
         partitions: how many partitions; by default the setting `topics.partitions`.
-        only: the roles to look at; by default all.
+        only: the roles to look at; by default those that `run` needs.
+        equal: the topics that must have equally many partitions; by default the tail's inputs.
         within: seconds in which a broker must answer.
         options: client options, where a broker has been reached already.
 
@@ -115,9 +159,9 @@ async def create_missing(
     admin = AIOKafkaAdminClient(**(options or await reach(settings, within)))
     try:
         await asyncio.wait_for(admin.start(), within)
-        specs = [spec for spec in plan(settings, partitions) if only is None or spec.role in only]
+        specs = [spec for spec in plan(settings, partitions) if spec.role in only]
         found = await _partition_counts(admin, settings, specs)
-        names = settings.topics.inputs
+        names = settings.topics.inputs if equal is None else equal
         specs = _with_actual_partitions(specs, names, found)
         missing = [spec for spec in specs if spec.name not in found]
         result = Created(existing=[spec for spec in specs if spec.name in found])
@@ -136,15 +180,49 @@ async def create_missing(
     return result
 
 
+async def prepare_fleet(settings: Settings, within: float = STARTUP_TIMEOUT) -> tuple[dict[str, Any], int]:
+    """Reach the brokers, see that the fleet's topics are there, and return client options and the partition count.
+
+    Args:
+        settings: the settings tree.
+        within: seconds in which a broker must answer.
+
+    Raises:
+        TailError: no broker, a topic missing or refused, or their partition counts differ.
+    """
+    options = await reach(settings, within)
+    equal = [spec.name for spec in plan(settings) if spec.role in FLEET_ROLES and spec.role != "dlq"]
+    topics = await create_missing(settings, only=FLEET_ROLES, equal=equal, within=within, options=options)
+    await _see_that_the_group_is_open(settings, options, within)
+    return options, next(spec.partitions for spec in (*topics.existing, *topics.created) if spec.role == "findings")
+
+
+async def _see_that_the_group_is_open(settings: Settings, options: Mapping[str, Any], within: float) -> None:
+    """Raise TailError where the broker does not let us into the fleet's group: the consumer would wait in silence."""
+    group, some = settings.fleet.group_id, TopicPartition(settings.topics.findings, 0)
+    admin = AIOKafkaAdminClient(**options)
+    try:
+        await asyncio.wait_for(admin.start(), within)
+        await asyncio.wait_for(admin.list_consumer_group_offsets(group, partitions=[some]), within)
+    except GroupAuthorizationFailedError:
+        raise TailError(
+            f"The broker does not let the fleet into its consumer group (GroupAuthorizationFailedError). Grant"
+            f" {principal(settings)} the ACL READ on group {group} (fleet.group_id)."
+        ) from None
+    except (KafkaError, TimeoutError) as error:
+        log.debug("whether the group is open could not be seen", error=repr(error))
+    finally:
+        await admin.close()
+
+
 def check_equal(names: Sequence[str], counts: Mapping[str, int]) -> None:
-    """Raise TailError, naming both topics, unless the inputs have equally many partitions."""
+    """Raise TailError, naming the topics, unless they have equally many partitions."""
     known = {name: counts[name] for name in names if name in counts}
     if len(set(known.values())) > 1:
         listed = " and ".join(f"{name} has {count}" for name, count in known.items())
         raise TailError(
-            f"The input topics must have equally many partitions, because both topics' records of one session have to"
-            f" reach one consumer: {listed}. Recreate one of them, or name other topics in topics.events and"
-            " topics.compactions."
+            "These topics must have equally many partitions, because every record of a session has to reach one"
+            f" consumer: {listed}. Recreate one of them, or name others in the section `topics`."
         )
 
 

@@ -147,6 +147,7 @@ class KafkaBroker:
         heap: The most heap the JVM takes.
         jvm: Further arguments for the JVM.
         options: Arguments for the client that tells whether the broker is ready, say for TLS.
+        users: Passwords of SCRAM-SHA-512 users, by name; made with the directory's data.
         leash: Kill the broker when this process ends; without it the broker stays.
         timeout: Seconds in which a client must be able to use it.
     """
@@ -161,6 +162,7 @@ class KafkaBroker:
         heap: str = "1g",
         jvm: Sequence[str] = (),
         options: Mapping[str, Any] | None = None,
+        users: Mapping[str, str] | None = None,
         leash: bool = True,
         timeout: float = 60.0,
     ) -> None:
@@ -176,6 +178,7 @@ class KafkaBroker:
         self._heap = heap
         self._jvm = tuple(jvm)
         self._options = options
+        self._users = dict(users or {})
         self._leash: Leash | None = None
         self._leashed = leash
         self._timeout = timeout
@@ -321,6 +324,8 @@ class KafkaBroker:
         # The cheapest JVM: it runs for half a second.
         command = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *LOGGING, "-cp", classpath]
         command += ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)]
+        for name, password in self._users.items():
+            command += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]"]
         done = subprocess.run(command, cwd=self.dir, capture_output=True, text=True, timeout=60)
         if done.returncode != 0:
             raise KafkaError(f"Apache Kafka could not format {self.dir}:\n{done.stdout}{done.stderr}")

@@ -28,11 +28,13 @@ class Verdicts(msgspec.Struct):
     halts: Counter[tuple[str, str]]
     letters: Counter[tuple[str, int, int]]
     rules: Counter[str]
+    sessions: Counter[str]
+    """Where each session stands at last, as text (how far its log has got depends on when that was told)."""
 
     def differences(self, other: "Verdicts") -> list[str]:
         """Say in what this run differs from another one."""
         found = []
-        for what in ("findings", "halts", "letters"):
+        for what in ("findings", "halts", "letters", "sessions"):
             mine, others = getattr(self, what), getattr(other, what)
             for name, left, right in (("missing", others, mine), ("too many", mine, others)):
                 if more := left - right:
@@ -47,13 +49,16 @@ class Verdicts(msgspec.Struct):
 async def verdicts(settings: Settings) -> Verdicts:
     """Read what was committed of a run."""
     names = settings.topics
-    found, halts, letters = [await _committed(settings, topic) for topic in (names.findings, names.halts, names.dlq)]
+    topics = (names.findings, names.halts, names.dlq, names.sessions)
+    found, halts, letters, stands = [await _committed(settings, topic) for topic in topics]
+    last = {stand["session_id"]: {**stand, "position": 0, "detected_at": 0} for stand in stands}
     places = [letter["source"] for letter in letters]
     return Verdicts(
         findings=Counter(finding["finding_id"] for finding in found),
         halts=Counter((halt["halt_id"], halt["status"]) for halt in halts),
         letters=Counter((place["topic"], place["partition"], place["offset"]) for place in places),
         rules=Counter(finding["rule"] for finding in found),
+        sessions=Counter(json.dumps(stand, sort_keys=True) for stand in last.values()),
     )
 
 
@@ -68,7 +73,7 @@ async def _committed(settings: Settings, topic: str) -> list[dict[str, Any]]:
 def undisturbed(settings: Settings) -> Settings:
     """Return settings for another run on the same input, with a group and output topics of its own."""
     names, tail = settings.topics, settings.tail
-    own = {role: f"{getattr(names, role)}-calm" for role in ("findings", "halts", "dlq", "snapshots")}
+    own = {role: f"{getattr(names, role)}-calm" for role in ("findings", "halts", "sessions", "dlq", "snapshots")}
     return settings.model_copy(
         update={
             "topics": names.model_copy(update=own),

@@ -25,6 +25,7 @@ from tests.kafka.support import read_topic
 
 CASES = sorted((Path(__file__).parents[1] / "cases").glob("*.jsonl"))
 PARTITIONS = 4
+TOPICS = ("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots")
 WITHOUT_TRANSACTIONS: set[str] = set()
 """Addresses of brokers that have no transactions."""
 
@@ -43,7 +44,17 @@ def settings_for(
     """
     topics = {
         role: f"{unique}{role}"
-        for role in ("events", "compactions", "findings", "halts", "halt_acks", "dlq", "alerts", "snapshots")
+        for role in (
+            "events",
+            "compactions",
+            "findings",
+            "halts",
+            "sessions",
+            "halt_acks",
+            "dlq",
+            "alerts",
+            "snapshots",
+        )
     }
     return Settings.load(
         None,

@@ -32,7 +32,7 @@ from tests.kafka.tail_support import PARTITIONS, judged, running, settings_for, 
 
 SEED = 20261107
 RECORDS = int(os.environ.get("FRONTIER_CRASH_RECORDS", "200000"))
-KILLS = int(os.environ.get("FRONTIER_CRASH_KILLS", "12"))
+KILLS = int(os.environ.get("FRONTIER_CRASH_KILLS", "8"))
 """Per step."""
 WITHIN = 6.0
 """Seconds in which a life has to reach its step; else it is killed where it is, which does not count."""
@@ -244,7 +244,8 @@ def undisturbed_by(settings: Settings) -> Settings:
     """Return settings of another group that reads the same topics and writes to others."""
     topics = settings.topics.model_copy(
         update={
-            role: f"{getattr(settings.topics, role)}.undisturbed" for role in ("findings", "halts", "dlq", "snapshots")
+            role: f"{getattr(settings.topics, role)}.undisturbed"
+            for role in ("findings", "halts", "sessions", "dlq", "snapshots")
         }
     )
     tail = settings.tail.model_copy(

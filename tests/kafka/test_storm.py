@@ -17,7 +17,7 @@ from tests.kafka.broker import KafkaBroker
 from tests.kafka.equality import MAX_WAIT, Load, Verdicts, as_instance, count_in_logs, undisturbed, verdicts
 from tests.kafka.tail_support import process, settings_for, until
 
-SECONDS = float(os.environ.get("FRONTIER_STORM_SECONDS", "60"))
+SECONDS = float(os.environ.get("FRONTIER_STORM_SECONDS", "45"))
 SEED = int(os.environ.get("FRONTIER_STORM_SEED", "0")) or random.randrange(1, 10**6)
 RATE = 1000.0
 

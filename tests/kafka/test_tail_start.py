@@ -73,12 +73,12 @@ async def test_missing_topics_are_created_with_their_policies(kafka: KafkaBroker
     settings = settings_for(kafka.bootstrap, unique)
     done = await create_missing(settings)
     assert [spec.role for spec in done.created] == [
-        *("events", "compactions", "findings", "halts", "dlq", "snapshots", "halt_acks")
+        *("events", "compactions", "findings", "halts", "sessions", "dlq", "snapshots", "halt_acks")
     ]
     counts = await topic_counts(kafka.bootstrap)
     assert {counts[spec.name] for spec in done.created} == {settings.topics.partitions}
     again = await create_missing(settings)
-    assert again.created == [] and len(again.existing) == 7
+    assert again.created == [] and len(again.existing) == 8
 
 
 async def test_what_is_missing_gets_as_many_partitions_as_the_input_that_exists(
@@ -94,7 +94,7 @@ async def test_what_is_missing_gets_as_many_partitions_as_the_input_that_exists(
 async def test_two_replicas_that_create_at_once_agree(kafka: KafkaBroker, unique: str) -> None:
     settings = settings_for(kafka.bootstrap, unique)
     first, second = await asyncio.gather(create_missing(settings), create_missing(settings))
-    assert len(first.created) + len(second.created) == 7
+    assert len(first.created) + len(second.created) == 8
 
 
 async def test_missing_topics_are_named_where_they_must_not_be_created(kafka: KafkaBroker, unique: str) -> None:
@@ -212,7 +212,7 @@ async def test_a_broker_that_forbids_says_which_permission_is_missing(
     }
     bob = settings_for(address, unique, kafka=login, guarantee="at_least_once")
     names = bob.topics
-    inputs, outputs = names.inputs, (names.findings, names.halts, names.dlq, names.snapshots)
+    inputs, outputs = names.inputs, (names.findings, names.halts, names.sessions, names.dlq, names.snapshots)
 
     async def said() -> str:
         tail, _, _ = new_tail(bob)

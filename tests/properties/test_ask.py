@@ -97,7 +97,7 @@ def test_a_checkpoint_that_is_named_must_be_verified(block: int) -> None:
             answer = ask.authorize(moment.engine, request)
             assert answer.allowed == (plain.allowed and verified), (moment.rows, name, answer)
             given[answer.allowed] += 1
-    assert given[True] > 5 and given[False] > 30
+    assert given[True] > 2 and given[False] > 30
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

@@ -26,7 +26,9 @@ from tests.conftest import missing
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hunter2-do-not-show"
-SECTIONS = "the sections are kafka, topics, tail, snapshot, session, engine, http, health, log, watch"
+SECTIONS = (
+    "the sections are kafka, topics, tail, snapshot, session, engine, http, guard, fleet, alerts, health, log, watch"
+)
 
 WriteFile = Callable[[str], Path]
 
@@ -575,6 +577,52 @@ async def test_oauth_token_is_read_again(tmp_path: Path) -> None:
 )
 def test_contradictions_say_what_to_set(values: dict[str, Any], expected: str) -> None:
     assert problems(kafka=values) == (expected,)
+
+
+# --- the guard ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("http", "guard", "port", "url"),
+    [
+        ("127.0.0.1:9464", {}, None, "http://127.0.0.1:9464"),
+        ("[::1]:9464", {}, None, "http://[::1]:9464"),
+        ("sidecar-0.example:9464", {"tls_certfile": "c"}, None, "https://sidecar-0.example:9464"),
+        ("127.0.0.1:0", {}, 4711, "http://127.0.0.1:4711"),
+        ("127.0.0.1:0", {}, None, None),
+        ("0.0.0.0:9464", {}, None, None),
+        ("[::]:9464", {}, None, None),
+        ("0.0.0.0:9464", {"advertise": "https://sidecar-0:9464/"}, None, "https://sidecar-0:9464"),
+        ("127.0.0.1:0", {"advertise": "http://[::1]:1"}, 4711, "http://[::1]:1"),
+        ("127.0.0.1:9464", {"enabled": False, "advertise": "http://a:1"}, None, None),
+    ],
+)
+def test_where_the_guard_is_advertised(http: str, guard: dict[str, Any], port: int | None, url: str | None) -> None:
+    assert Settings.load(http=http, guard=guard).advertised(port) == url
+
+
+@pytest.mark.parametrize(
+    "url", ["sidecar:9464", "ftp://a:1", "http://a:1/v1", "http://u:p@a:1", "http://a b", "http://"]
+)
+def test_an_advertised_address_is_a_url_without_a_path(url: str) -> None:
+    (problem,) = problems(guard={"advertise": url})
+    assert "an address is http://HOST:PORT or https://HOST:PORT, without a path" in problem
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"tls_keyfile": "k"}, "guard.tls_keyfile is given without a certificate: set guard.tls_certfile too"),
+        ({"tls_client_ca": "c"}, "guard.tls_client_ca is given without a certificate: set guard.tls_certfile too"),
+        (
+            {"max_wait": 3, "timeout": 3},
+            "guard.max_wait 3 is not below guard.timeout 3: a question that waits would never be told that it waited "
+            "in vain",
+        ),
+    ],
+)
+def test_contradictions_of_the_guard_say_what_to_set(values: dict[str, Any], expected: str) -> None:
+    assert problems(guard=values) == (expected,)
 
 
 # --- TLS ------------------------------------------------------------------------------------------

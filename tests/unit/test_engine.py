@@ -445,3 +445,74 @@ def test_no_record_searches_the_past_again_and_again(make: Any) -> None:
     """
     small, large = min(cost(make(2000)) for _ in range(3)), min(cost(make(16_000)) for _ in range(2))
     assert large / small < 32, f"{large / small:.0f} times the cost for 8 times the records"
+
+
+def news(engine: Engine) -> dict[str, Any]:
+    return {told.session_id: told for told in engine.take_news()}
+
+
+def test_news_says_where_a_session_stands() -> None:
+    engine = Engine()
+    rows = [
+        row("authorization", 1, action_id="a", precondition_id="p"),
+        row("constraint", 2, constraint_id="no-prod", polarity="negative"),
+        summary("n", 3, 2, negative_constraints=["no-prod"], model="m1"),
+        checkpoint("c", 4, 2, asserted_edges=[["a", "p"]], tenant="acme", agent="planner"),
+    ]
+    engine.fold(arrive(*rows), 0.0)
+    told = news(engine)["s"]
+    assert (told.status, told.position, told.open_halts, told.awaiting) == ("verified", 4, [], False)
+    assert (told.tenant, told.agent, told.model) == ("acme", "planner", "m1")
+    assert told.checkpoint is not None and told.checkpoint.checkpoint_id == "c"
+    assert [(s.what, s.level, s.model, s.checked, s.kept) for s in told.survival] == [("constraint", 1, "m1", 1, 1)]
+    assert not news(engine)
+
+
+def test_an_event_that_changes_nothing_is_no_news() -> None:
+    engine = Engine()
+    engine.fold(arrive(message(1)), 0.0)
+    assert news(engine)["s"].status == "uncompacted"
+    engine.fold(arrive(message(2), row("referent_added", 3, referent_id="r")), 0.0)
+    assert not news(engine)
+
+
+def test_a_checkpoint_that_becomes_stale_under_a_halt_is_news() -> None:
+    engine = Engine()
+    rows = [
+        message(1),
+        summary("n", 2, 1),
+        checkpoint("c", 3, 1, asserted_edges=[]),
+        row("action", 4, action_id="a", irreversible=True),
+    ]
+    engine.fold(arrive(*rows), 0.0)
+    engine.take_news()
+    engine.fold(arrive(row("authorization", 5, action_id="a", precondition_id="p")), 0.0)
+    told = news(engine)["s"]
+    assert told.status == "degraded" and told.checkpoint is not None
+    assert told.checkpoint.status == "stale"
+    assert len(told.open_halts) == 1
+
+
+def test_degraded_sessions_are_stirred_while_their_logs_go_on() -> None:
+    engine = Engine()
+    engine.fold(arrive(row("action", 1, action_id="a", irreversible=True)), 0.0)
+    assert news(engine)["s"].status == "degraded"
+    engine.stir()
+    assert not news(engine)
+    engine.fold(arrive(message(2)), 0.0)
+    assert not news(engine)
+    engine.stir()
+    assert news(engine)["s"].position == 2
+    restored = Engine.load(engine.dump())
+    restored.stir()
+    assert news(restored)["s"].position == 2
+
+
+def test_tallies_are_bounded() -> None:
+    engine = Engine()
+    rows = [row("constraint", 1, constraint_id="a", polarity="negative")]
+    rows += [summary(f"n{i}", i, 1, negative_constraints=["a"], model=f"m{i}") for i in range(2, 200)]
+    engine.fold(arrive(*rows), 0.0)
+    survival = news(engine)["s"].survival
+    assert len(survival) < 60
+    assert sum(s.checked for s in survival) == 198

@@ -76,7 +76,12 @@ def arrival(**fields: Any) -> Arrival:
 
 def test_every_series_is_there_at_zero_and_never_nan() -> None:
     samples = scrape(Metrics(topics=TOPICS, started=1000.0))
-    set_from_the_start = {"sidecar_build_info", "sidecar_last_progress_timestamp_seconds"}
+    set_from_the_start = {
+        "sidecar_build_info",
+        "sidecar_last_progress_timestamp_seconds",
+        "sidecar_last_snapshot_timestamp_seconds",
+        "sidecar_last_well_timestamp_seconds",
+    }
     for (name, _), number in samples.items():
         assert not math.isnan(number)
         assert number == 0 or name in set_from_the_start
@@ -208,6 +213,26 @@ def test_detection_latency() -> None:
     assert value(metrics, "sidecar_detection_from_record_seconds_sum") == 0.2  # clocks differ: below zero is zero
     assert value(metrics, "sidecar_detection_from_fetch_seconds_bucket", le="0.005") == 1
     assert value(metrics, "sidecar_detection_from_fetch_seconds_bucket", le="0.0025") == 0
+
+
+def test_what_the_guard_was_asked() -> None:
+    metrics = Metrics()
+    before = len(scrape(metrics))
+    metrics.observe_guard("authorize", "allowed", (), 0.002)
+    metrics.observe_guard("authorize", "refused", ("open_halt", "checkpoint_in_force"), 0.2)
+    metrics.observe_guard("gc", "reclaim", (), 0.0)
+    metrics.observe_guard("other", "not_shown", ("bad_request",), 0.0)
+    metrics.count_guard_error()
+    metrics.set_guard_in_flight(3)
+    assert value(metrics, "sidecar_guard_requests_total", route="authorize", decision="allowed") == 1
+    assert value(metrics, "sidecar_guard_requests_total", route="authorize", decision="refused") == 1
+    assert value(metrics, "sidecar_guard_refusals_total", code="open_halt") == 1
+    assert value(metrics, "sidecar_guard_refusals_total", code="rule") == 0
+    assert value(metrics, "sidecar_guard_seconds_bucket", route="authorize", le="0.0025") == 1
+    assert value(metrics, "sidecar_guard_seconds_count", route="authorize") == 2
+    assert value(metrics, "sidecar_guard_errors_total") == 1
+    assert value(metrics, "sidecar_guard_in_flight") == 3
+    assert len(scrape(metrics)) == before
 
 
 def test_lag_follows_the_assignment() -> None:
@@ -585,6 +610,30 @@ async def test_ipv6() -> None:
         await server.stop()
 
 
+async def test_what_is_below_a_mounted_path_comes_as_it_is() -> None:
+    server = HttpServer("127.0.0.1", 0, Metrics(), Health(0.0))
+    seen = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append((request.method, request.rel_url.raw_path))
+        return web.Response(text="mounted")
+
+    server.mount("/v9/", handler, [("GET", "/v9/{id}", "Something.")])
+    await server.start()
+    try:
+        assert server.url == f"http://127.0.0.1:{server.port}"
+        for method, path in (("GET", "/v9/"), ("PUT", "/v9/a%2Fb/%0A"), ("PROPFIND", "/v9/{x}")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            assert (await reader.read()).endswith(b"mounted")
+            writer.close()
+            assert seen.pop() == (method, path)
+        assert (await get(server, "/v8/x"))[0] == 404
+        assert "GET   /v9/{id}  Something." in (await get(server, "/"))[2]
+    finally:
+        await server.stop()
+
+
 async def test_a_scrape_waits_for_nothing() -> None:
     """Scrape while an engine works: the answer comes from memory, whatever the brokers do."""
     metrics, engine = Metrics(topics=TOPICS), Engine()
@@ -640,11 +689,11 @@ def test_json_lines_off_a_terminal() -> None:
     stream = io.StringIO()
     logs.setup(stream=stream)
     logs.get_logger("sidecar.tail").info("assigned", partitions=4)
-    logging.getLogger("faust").info("from %s", "elsewhere", extra={"more": 1})
+    logging.getLogger("elsewhere").info("from %s", "elsewhere", extra={"more": 1})
     first, second = lines(stream)
     assert first.pop("timestamp").endswith("Z") and second.pop("timestamp").endswith("Z")
     assert first == {"event": "assigned", "partitions": 4, "level": "info", "logger": "sidecar.tail"}
-    assert second == {"event": "from elsewhere", "more": 1, "level": "info", "logger": "faust"}
+    assert second == {"event": "from elsewhere", "more": 1, "level": "info", "logger": "elsewhere"}
 
 
 @pytest.mark.usefixtures("logging_restored")

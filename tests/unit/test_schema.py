@@ -357,6 +357,8 @@ def test_asyncapi_names_and_partitions() -> None:
         "receive_halt_acks": "receive",
         "send_findings": "send",
         "send_halts": "send",
+        "send_sessions": "send",
         "send_dlq": "send",
+        "send_alerts": "send",
     }
     assert all(f"| `{rule}` |" in document["info"]["description"] for rule in CATALOGUE)

@@ -1,0 +1,97 @@
+"""What each field of the guard's questions and answers means; for the OpenAPI document.
+
+A field means the same wherever it occurs, except where `TYPE.FIELD` says otherwise.
+"""
+
+API_FIELDS: dict[str, str] = {
+    # questions
+    "session_id": "The session.",
+    "action_id": "The action.",
+    "min_seq": "The log position that the answer must know of, such as that of the agent's own last record. The guard "
+    "waits for it (`guard.max_wait`), and refuses if it does not come.",
+    "AuthorizeRequest.checkpoint_id": "The checkpoint that the agent went on from; it must be verified then.",
+    "ResumeRequest.checkpoint_id": "The checkpoint to resume from.",
+    "deps": "The references that the next turn needs.",
+    "GcRequest.node_ids": "The nodes that are to be reclaimed.",
+    "kind": "May be left out; `summary`.",
+    # every answer
+    "allowed": "Whether the action may be carried out. Only `true` is a permission.",
+    "ResumeAnswer.decision": "`resume`: go on from the checkpoint. Anything else: do not.",
+    "CommitAnswer.decision": "`commit`: publish the summary. `flatten_and_defer_gc`: flatten the tree, and reclaim "
+    "nothing. `retry_pinned`: summarize again, with `facts` and `constraints` in it. `halt`: stop.",
+    "GcAnswer.decision": "`reclaim`: all that was asked about may go. `defer`: only what `reclaimable` names.",
+    "reasons": "Why it is not a plain yes.",
+    "position": "How far the log had been applied when this was answered; null: not known.",
+    "owner": "The guard (URL) of the replica that has the session, where that is another one and known.",
+    "status": "Where it stands now: `verified`, `stale`, `unverified`, `degraded`, `lossy` or `corrupt`; a session "
+    "without a checkpoint also `uncompacted`. null: not known.",
+    # reasons
+    "code": "What kind of reason it is, for programs.",
+    "detail": "The reason, for people.",
+    "rule": "The rule that is broken, or would be.",
+    "href": "Where the guard explains the rule.",
+    # authorize
+    "AuthorizeAnswer.checkpoint_in_force": "The checkpoint in force; null: there is none.",
+    "AuthorizeAnswer.edges": "The edges that authorize the action now (the newest 1,000).",
+    "precondition_id": "What authorizes the action.",
+    "granted": "The position of its latest grant.",
+    # resume
+    "checkpoint_id": "The checkpoint.",
+    "summary_generation": "The generation of the node that the checkpoint stands on.",
+    "turn": "The agent's turn at the checkpoint.",
+    "missing": "The references that the checkpoint does not carry.",
+    "reference": "The reference.",
+    "last_seen": "Where it was seen last; null: nowhere.",
+    "Seen.position": "The log position.",
+    "store": "The store that it was put into, or `tool_result`.",
+    "reexpand_from": "The checkpoint to expand again from; null: none will do.",
+    "replay_from": "The log position to replay from; null: not known.",
+    "ResumeAnswer.open_halts": "The halts that are open now (the newest 1,000).",
+    # commit
+    "node_id": "The node.",
+    "CommitAnswer.findings": "What committing the summary now would bring.",
+    "facts": "Facts that the next attempt must carry.",
+    "constraints": "Prohibitions that the next attempt must carry.",
+    "fact_id": "The fact.",
+    "lost": "Whether the proposal lacks it, or does not carry it as it must.",
+    "anchor": "The substring that must survive.",
+    "floor_tokens": "The fewest whitespace-separated tokens that must survive; null: undeclared.",
+    "constraint_id": "The standing instruction.",
+    "PinnedFact.position": "Where the log declares it.",
+    "PinnedConstraint.position": "Where the log declares it.",
+    # gc
+    "reclaimable": "The nodes that may be reclaimed.",
+    "deferred": "The nodes that may not, and what each waits for.",
+    "waits_for": "What has to happen first.",
+    # looking
+    "halt_id": "The halt.",
+    "HaltView.position": "Where it opened.",
+    "HaltView.reason": "The rules broken.",
+    "HaltView.checkpoint_id": "The checkpoint that the findings are about, else the one in force; null: none.",
+    "finding_ids": "The findings that opened it.",
+    "level": "The checkpoint's level in the tree of summaries.",
+    "frontier_lo": "First log position of the range.",
+    "frontier_hi": "Last log position of the range.",
+    "CheckpointView.position": "Where it was written.",
+    "verbatim_refs": "The references that it holds word for word.",
+    "in_force": "Whether it is the checkpoint in force.",
+    "newest": "Whether it is the newest checkpoint.",
+    "latest": "The position of the last authorization or revocation; 0: there was none.",
+    "edge_count": "How many edges are effective.",
+    "FrontierView.edges": "The effective edges (the newest 1,000).",
+    "awaiting": "Whether an unsafe resume waits to be reconciled.",
+    "waiting": "How many records are held back for a position that has not come.",
+    "SessionView.missing": "Ranges of positions that were given up (the newest 1,000).",
+    "checkpoint_in_force": "The checkpoint in force; null: there is none.",
+    "checkpoints": "The checkpoints that are known, in the order of writing (the newest 1,000).",
+    "SessionView.open_halts": "The halts that are open (the newest 1,000).",
+    "frontier": "Which actions are authorized.",
+    "FindingsView.findings": "The findings, the newest last.",
+    "dropped": "How many older ones are no longer kept; of one session, as far as that is remembered.",
+    "RuleView.rule": "Its name.",
+    "severity": "How bad breaking it is.",
+    "disposition": "What is to be done then.",
+    "meaning": "What it means.",
+    "why": "Why it matters.",
+    "remedy": "What to do.",
+}
