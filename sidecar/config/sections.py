@@ -10,6 +10,7 @@ from sidecar.config.fields import Bytes, Float, Int, Seconds, Section
 from sidecar.engine.limits import WORKLOADS, Limits, Workload
 
 _LIMITS = Limits()
+_NAMES = ("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LISTEN = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d+)")
 
@@ -21,6 +22,9 @@ class TopicSettings(Section):
     compactions: str = Field(default="agent.compactions", description="Input: summaries, checkpoints, resumes, ….")
     findings: str = Field(default="agent.findings", description="Output: one record per violation.")
     halts: str = Field(default="agent.halts", description="Output: halts opened and cleared; compacted by session.")
+    sessions: str = Field(
+        default="agent.sessions", description="Output: where each session stands; compacted by session."
+    )
     halt_acks: str = Field(default="agent.halt_acks", description="Input: who has taken a halt in hand.")
     dlq: str = Field(default="agent.dlq", description="Output: what could not be read, with the reason.")
     alerts: str = Field(default="agent.alerts", description="Output of the fleet: degraded sessions, storms, ….")
@@ -34,7 +38,7 @@ class TopicSettings(Section):
     replication_factor: Int = Field(default=1, ge=1, le=32, description="Replicas of a topic that is created.")
     create: bool = Field(default=True, description="Whether missing topics are created.")
 
-    @field_validator("events", "compactions", "findings", "halts", "halt_acks", "dlq", "alerts", "snapshots")
+    @field_validator(*_NAMES)
     @classmethod
     def _legal(cls, name: str) -> str:
         if not _TOPIC.fullmatch(name) or name in (".", ".."):
@@ -45,7 +49,7 @@ class TopicSettings(Section):
     def _distinct(self) -> "TopicSettings":
         # Events and compactions may share a topic; anything else would make the sidecar read what it wrote.
         taken: dict[str, str] = {}
-        for key in ("events", "compactions", "findings", "halts", "halt_acks", "dlq", "alerts", "snapshots"):
+        for key in _NAMES:
             other = taken.setdefault(getattr(self, key), key)
             if other != key and (other, key) != ("events", "compactions"):
                 raise ValueError(
@@ -150,6 +154,12 @@ class SessionSettings(Section):
         ge=60,
         le=10 * 365 * 86400,
         description="Forgotten after so long; a record that comes later finds its predecessors missing.",
+    )
+    heartbeat: Seconds = Field(
+        default=30.0,
+        ge=1,
+        le=3600,
+        description="How often it is told (topics.sessions) how far the logs of degraded sessions have got.",
     )
 
 

@@ -18,6 +18,8 @@ from pydantic_settings import (
 from sidecar.config import sources
 from sidecar.config.errors import SettingsError
 from sidecar.config.fields import allowed, keys
+from sidecar.config.fleet import AlertSettings, FleetSettings
+from sidecar.config.guard import GuardSettings
 from sidecar.config.kafka import KafkaSettings
 from sidecar.config.sections import (
     EngineSettings,
@@ -63,6 +65,11 @@ class Settings(BaseSettings):
     http: HttpSettings = Field(
         default_factory=HttpSettings, description="Where metrics, health and the guard are served (`--http HOST:PORT`)."
     )
+    guard: GuardSettings = Field(
+        default_factory=GuardSettings, description="What agents ask before they act, on the address of `http`."
+    )
+    fleet: FleetSettings = Field(default_factory=FleetSettings, description="The view of all sessions (`fleet`).")
+    alerts: AlertSettings = Field(default_factory=AlertSettings, description="What the fleet alerts to (`fleet`).")
     health: HealthSettings = Field(default_factory=HealthSettings, description="When `/healthz` and `/readyz` fail.")
     log: LogSettings = Field(default_factory=LogSettings, description="What is logged, on standard error.")
     watch: WatchSettings = Field(default_factory=WatchSettings, description="The tail on files (`watch`).")
@@ -94,6 +101,21 @@ class Settings(BaseSettings):
                 problem for details in error.errors(include_url=False) for problem in _problems(cls, details, origins)
             ) from None
 
+    def advertised(self, port: int | None = None) -> str | None:
+        """Return the URL under which others can reach this replica's guard; None: there is none to name.
+
+        Args:
+            port: the port that is listened on, where `http.port` leaves it open.
+        """
+        guard, host = self.guard, self.http.host
+        if not guard.enabled:
+            return None
+        port = self.http.port or port
+        if guard.advertise is not None or host in _WILDCARDS or not port:
+            return guard.advertise
+        scheme = "http" if guard.tls_certfile is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -108,6 +130,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=file)
 
 
+_WILDCARDS = ("0.0.0.0", "::")
 _FILE = "settings_file"
 """How `load` hands the file's path to the sources; never a setting."""
 

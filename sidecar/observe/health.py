@@ -113,6 +113,11 @@ class Health:
             for task in self._tasks.values():
                 task.well_at = now
 
+    def unwell(self, now: float) -> float:
+        """Return for how many seconds some task, or the joining of the group, has not been well; 0: all are."""
+        joining = now - self._joining_since if self._joining_since is not None else 0.0
+        return max(0.0, joining, *(now - task.well_at for task in self._tasks.values()))
+
     # --- what follows -----------------------------------------------------------------------------
 
     def live(self, now: float) -> Verdict:

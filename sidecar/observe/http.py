@@ -1,17 +1,47 @@
 """The HTTP server: metrics and health, and whatever else is to be served on the same address."""
 
 import errno
+import logging
+import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import hdrs, web
 from aiohttp.abc import AbstractView
+from aiohttp.http import HttpProcessingError
+from aiohttp.log import server_logger
 
 from sidecar.observe.health import Health, Verdict
-from sidecar.observe.metrics import Metrics
 
 _SHUTDOWN_SECONDS = 2.0
+_IDLE_SECONDS = 75.0
+"""How long a connection may go without a whole request: a header that never ends is not waited for either."""
+
+_LINGER_SECONDS = 1.0
+"""How long the rest of a body is read that nobody wants, so that its sender gets to read the answer."""
+
+_BACKLOG = 1024
+"""How many connections may come at once before some have to try again, which takes a second."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Log(logging.LoggerAdapter[logging.Logger]):
+    """Say only at `debug` that somebody sends what is no HTTP: any scanner does, and it quotes what was sent."""
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **kwargs: Any) -> None:
+        level = logging.DEBUG if isinstance(exc_info, HttpProcessingError) else logging.ERROR
+        self.log(level, msg, *args, exc_info=exc_info, **kwargs)
+
+
+class Exposed(Protocol):
+    """Have metrics to show."""
+
+    def exposition(self, accept: str | None = None) -> tuple[bytes, str]:
+        """Return them as text, as an `Accept` header asks for it, and its content type."""
+        ...
 
 
 class ServeError(Exception):
@@ -27,12 +57,22 @@ class HttpServer:
         metrics: what `/metrics` shows.
         health: what `/healthz` and `/readyz` show.
         clock: the clock that `health` is told the time by.
+        tls: the TLS to serve with; None: none.
     """
 
     def __init__(
-        self, host: str, port: int, metrics: Metrics, health: Health, *, clock: Callable[[], float] = time.monotonic
+        self,
+        host: str,
+        port: int,
+        metrics: Exposed,
+        health: Health,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.app = web.Application()
+        self._tls = tls
+        self._mounted: list[str] = []
         self._host = host
         self._port = port
         self._metrics = metrics
@@ -52,16 +92,42 @@ class HttpServer:
         """Serve more on the same address; to be called before `start`."""
         self.app.add_routes(routes)
 
+    def mount(self, prefix: str, handler: Handler, about: Iterable[tuple[str, str, str]]) -> None:
+        """Leave everything below a path to one handler, to be called before `start`.
+
+        The handler gets requests as they come: no method is refused, no address matched, no body read or asked for.
+
+        Args:
+            prefix: the path, with a slash at its end.
+            handler: what answers.
+            about: for the index: method, path and one line on each thing that is there.
+        """
+
+        async def as_it_comes(_: web.Request) -> None:
+            pass
+
+        self.app.router.add_route("*", prefix + r"{rest:[\s\S]*}", handler, expect_handler=as_it_comes)
+        self._mounted += [f"{method:<5} {path}  {text}" for method, path, text in about]
+
     async def start(self) -> None:
         """Begin to listen.
 
         Raises:
             ServeError: the address is taken, or is not one of this machine's.
         """
-        runner = web.AppRunner(self.app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_SECONDS)
+        runner = web.AppRunner(
+            self.app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+            keepalive_timeout=_IDLE_SECONDS,
+            lingering_time=_LINGER_SECONDS,
+            auto_decompress=False,  # a small body could become a large one
+            logger=_Log(server_logger),
+        )
         await runner.setup()
         try:
-            await web.TCPSite(runner, self._host, self._port).start()
+            await web.TCPSite(runner, self._host, self._port, ssl_context=self._tls, backlog=_BACKLOG).start()
         except OSError as error:
             await runner.cleanup()
             taken = error.errno == errno.EADDRINUSE
@@ -85,11 +151,22 @@ class HttpServer:
             return _join(self._host, self._runner.addresses[0][1])
         return _join(self._host, self._port)
 
+    @property
+    def url(self) -> str:
+        """Return the same as a URL."""
+        return f"{'http' if self._tls is None else 'https'}://{self.address}"
+
+    @property
+    def port(self) -> int:
+        """Return the port that is listened on (before the start: as configured)."""
+        return int(self.address.rpartition(":")[2])
+
     async def _index(self, _: web.Request) -> web.Response:
         lines = ["frontier-sidecar", ""]
         for route in self.app.router.routes():
-            if route.resource is not None and route.method != hdrs.METH_HEAD:
+            if route.resource is not None and route.method not in (hdrs.METH_HEAD, hdrs.METH_ANY):
                 lines.append(f"{route.method:<5} {route.resource.canonical}  {_about(route)}".rstrip())
+        lines += self._mounted
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _show_metrics(self, request: web.Request) -> web.Response:

@@ -14,7 +14,7 @@ Format = Literal["auto", "json", "pretty"]
 
 Logger = structlog.stdlib.BoundLogger
 
-_LIBRARIES = ("aiokafka", "aiohttp", "asyncio", "kafka")
+_LIBRARIES = ("aiokafka", "aiohttp", "asyncio", "faust", "kafka", "mode")
 _LEVELS = logging.getLevelNamesMapping()
 
 

@@ -22,10 +22,15 @@ from sidecar.engine.sequence import Counters
 from sidecar.observe.catalogue import (
     COMMIT_LABELS,
     FINDING_LABELS,
+    GUARD_CODES,
+    GUARD_LABELS,
+    GUARD_ROUTES,
     HALT_LABELS,
     KIND_LABELS,
+    LASTING_LABELS,
     LEVEL_LABELS,
     SERIES,
+    STALE_LABELS,
     STATUS_LABELS,
     WHAT_LABELS,
     metrics_catalogue,
@@ -99,6 +104,8 @@ class Metrics:
         self._halts = self._counter("sidecar_halts_total")
         self._open_halts = self._gauge("sidecar_open_halts")
         self._degraded = self._gauge("sidecar_frontier_degraded")
+        self._longest = self._gauge("sidecar_longest_in_status_seconds")
+        self._stale = self._gauge("sidecar_stale_sessions")
         self._sessions = self._gauge("sidecar_sessions")
         self._waiting = self._gauge("sidecar_reorder_waiting_records")
         self._waiting_in = self._gauge("sidecar_reorder_waiting_sessions")
@@ -113,10 +120,21 @@ class Metrics:
         self._kept_records = self._counter("sidecar_snapshot_records_total")
         self._kept_bytes = self._counter("sidecar_snapshot_bytes_total")
         self._refused = self._counter("sidecar_snapshots_refused_total")
+        self._too_large = self._counter("sidecar_snapshots_too_large_total")
+        self._kept_at = self._gauge("sidecar_last_snapshot_timestamp_seconds") if broker else None
         self._restoring = self._gauge("sidecar_restoring_partitions")
         self._restored_records = self._counter("sidecar_restored_records_total")
         self._restore = self._histogram("sidecar_restore_seconds")
+        asked = self._counter("sidecar_guard_requests_total")
+        refused = self._counter("sidecar_guard_refusals_total")
+        took = self._histogram("sidecar_guard_seconds")
+        self._asked = {labels: asked.labels(*labels) for labels in GUARD_LABELS}
+        self._refused_for = {code: refused.labels(code) for code in GUARD_CODES}
+        self._took = {route: took.labels(route) for route in GUARD_ROUTES}
+        self._asking = self._gauge("sidecar_guard_in_flight")
+        self._guard_errors = self._counter("sidecar_guard_errors_total")
         self._broker_up = self._gauge("sidecar_broker_up") if broker else None
+        self._well = self._gauge("sidecar_last_well_timestamp_seconds")
         self._progress = self._gauge("sidecar_last_progress_timestamp_seconds")
 
         for rule, severity in FINDING_LABELS:
@@ -132,8 +150,11 @@ class Metrics:
                 self._survival_checked.labels(what, level)
                 self._survival_kept.labels(what, level)
         self.declare_topics(topics)
+        self.set_ages({})
         # Zero would look like decades without progress to whoever subtracts it from the time.
-        self._progress.set(time.time() if started is None else started)
+        for timestamp in (self._progress, self._well, self._kept_at):
+            if timestamp is not None:
+                timestamp.set(time.time() if started is None else started)
         self._gauge("sidecar_build_info").labels(__version__, platform.python_version()).set(1)
 
     def declare_topics(self, topics: Iterable[str]) -> None:
@@ -240,6 +261,17 @@ class Metrics:
             self._lag.labels(topic, str(partition)).set(max(lag, 0))
         self._lags = set(lags)
 
+    def set_ages(self, ages: Mapping[str, Sequence[float]]) -> None:
+        """Set how long sessions have had the statuses of which that matters: seconds of each, by status."""
+        for status in LASTING_LABELS:
+            self._longest.labels(status).set(max(ages.get(status, ()), default=0.0))
+        for label in STALE_LABELS:
+            self._stale.labels(label).set(sum(age >= float(label) for age in ages.get("stale", ())))
+
+    def set_well(self, at: float) -> None:
+        """Set when all that is read was last well, in Unix seconds."""
+        self._well.set(at)
+
     def observe_commit(self, ok: bool) -> None:
         """Count a commit, or one that failed."""
         self._commits.labels("ok" if ok else "failed").inc()
@@ -248,6 +280,15 @@ class Metrics:
         """Count what was written to the snapshot topic: records and their bytes."""
         self._kept_records.inc(records)
         self._kept_bytes.inc(size)
+
+    def observe_too_large(self, sessions: int) -> None:
+        """Count sessions whose states could not be kept."""
+        self._too_large.inc(sessions)
+
+    def set_kept_at(self, at: float) -> None:
+        """Set when the partition that was kept longest ago was kept, in Unix seconds."""
+        if self._kept_at is not None:
+            self._kept_at.set(at)
 
     def observe_refused(self) -> None:
         """Count a partition whose snapshots could not be used."""
@@ -265,6 +306,28 @@ class Metrics:
         """Measure a restore that has ended."""
         self._restore.observe(seconds)
 
+    def observe_guard(self, route: str, decision: str, codes: Iterable[str], seconds: float) -> None:
+        """Count a request to the guard.
+
+        Args:
+            route: its route's name; `other`: there is none.
+            decision: what it came to.
+            codes: the codes of its reasons, unless that was a plain yes.
+            seconds: how long it took.
+        """
+        self._asked[route, decision].inc()
+        for code in codes:
+            self._refused_for[code].inc()
+        self._took[route].observe(seconds)
+
+    def set_guard_in_flight(self, count: int) -> None:
+        """Set how many requests the guard is working on."""
+        self._asking.set(count)
+
+    def count_guard_error(self) -> None:
+        """Count a fault of the guard."""
+        self._guard_errors.inc()
+
     def set_broker_up(self, up: bool) -> None:
         """Say whether the brokers answer."""
         if self._broker_up is not None:
@@ -276,8 +339,7 @@ class Metrics:
         Args:
             accept: the request's `Accept` header, which decides between Prometheus text and OpenMetrics.
         """
-        encode, content_type = choose_encoder(accept or "")
-        return encode(_WithoutCreated(self.registry)), content_type
+        return exposition(self.registry, accept)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -312,6 +374,12 @@ class Metrics:
     def _histogram(self, name: str) -> Histogram:
         series = SERIES[name]
         return Histogram(series.name, series.help, series.labels, registry=self.registry, buckets=series.buckets)
+
+
+def exposition(registry: CollectorRegistry, accept: str | None) -> tuple[bytes, str]:
+    """Return the series of a registry as text, and its content type, as an `Accept` header asks for it."""
+    encode, content_type = choose_encoder(accept or "")
+    return encode(_WithoutCreated(registry)), content_type
 
 
 class _WithoutCreated(Collector):
