@@ -7,15 +7,17 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import click
 import msgspec
 
 from sidecar import __version__
+from sidecar.fleet import commands
 
 if TYPE_CHECKING:
     from sidecar.config import Settings
+    from sidecar.guard.api import GuardApi
     from sidecar.observe.health import Health
     from sidecar.observe.metrics import Metrics
 
@@ -59,8 +61,24 @@ def _http_option(command: F) -> F:
     return click.option(
         "--http",
         metavar="HOST:PORT",
-        help="Where to serve metrics and health (default: 127.0.0.1:9464; port 0: any free one).",
+        help="Where to serve metrics, health and (run, watch) the guard (default: 127.0.0.1:9464; 0: any free port).",
     )(command)
+
+
+def _guard_option(command: F) -> F:
+    return click.option(
+        "--no-guard", is_flag=True, help="Answer no agents that ask before they act: metrics and health only."
+    )(command)
+
+
+class _Serving(NamedTuple):
+    """Hold what a command that serves works with; `url` is where its guard can be asked."""
+
+    stop: asyncio.Event
+    metrics: "Metrics"
+    health: "Health"
+    guard: "GuardApi | None"
+    url: str | None
 
 
 @click.group(cls=_Group, context_settings=_CONTEXT)
@@ -203,6 +221,7 @@ def check(
 )
 @click.option("--halts", type=click.Path(dir_okay=False, path_type=Path), help="Append halts to this file.")
 @_http_option
+@_guard_option
 @click.pass_obj
 def watch(
     obj: dict[str, Any],
@@ -213,6 +232,7 @@ def watch(
     findings: Path | None,
     halts: Path | None,
     http: str | None,
+    no_guard: bool,
 ) -> None:
     """Follow JSONL files, and the *.jsonl files of folders, as they are written; no broker is needed.
 
@@ -220,34 +240,42 @@ def watch(
     nor misses anything (on a pipe, the one line that was being written when the process was killed may come again).
     Files may be rotated or truncated, appear later, and end in the middle of a line.
 
+    Agents can ask before they act: POST /v1/authorize and its like, on the address of --http (docs/guard.md).
+
     \b
     Examples:
       sidecar watch /var/log/agents
       sidecar watch --state /var/lib/sidecar --findings findings.jsonl --halts halts.jsonl agents.jsonl
     """
     from sidecar.files.jsonl import InputError
+    from sidecar.files.live import LiveFiles
     from sidecar.files.store import StateError
     from sidecar.files.watch import watch as run_watch
     from sidecar.observe.logs import get_logger
 
-    settings = _settings(obj, http=http, watch__state_dir=state)
+    settings = _settings(obj, http=http, watch__state_dir=state, guard__enabled=False if no_guard else None)
 
     absent = [path for path in paths if not Path(path).exists()]
     get_logger("sidecar").info("following", paths=list(paths), waiting_for=absent)
 
-    async def work(stop: asyncio.Event, metrics: "Metrics", health: "Health") -> int:
+    async def work(serving: _Serving) -> int:
+        sessions = LiveFiles(settings.guard.max_staleness)
+        if serving.guard is not None:
+            serving.guard.serve(sessions)
         return await run_watch(
             paths,
             state_dir=settings.watch.state_dir,
-            stop=stop,
+            stop=serving.stop,
             limits=settings.engine.limits(),
             poll_interval=settings.watch.poll_interval,
             format=format,
             findings_file=None if findings == Path("-") else findings,
             halts_file=halts,
             stdout=sys.stdout,
-            metrics=metrics,
-            health=health,
+            metrics=serving.metrics,
+            health=serving.health,
+            sessions=sessions,
+            on_outcome=serving.guard.note if serving.guard is not None else None,
         )
 
     try:
@@ -259,6 +287,7 @@ def watch(
 @cli.command()
 @_kafka_option
 @_http_option
+@_guard_option
 @click.option("--group-id", help="Consumer group (default: frontier-sidecar). Replicas of one sidecar share it.")
 @click.option(
     "--guarantee",
@@ -272,6 +301,7 @@ def run(
     /,
     bootstrap_servers: str | None,
     http: str | None,
+    no_guard: bool,
     group_id: str | None,
     guarantee: str | None,
     reset: bool,
@@ -288,6 +318,9 @@ def run(
     Replicas with the same --group-id share the partitions. Missing topics are created unless topics.create is off.
     SIGTERM ends it cleanly: what is under way is delivered and committed, the group is left, exit status 0.
 
+    Agents can ask before they act: POST /v1/authorize and its like, on the address of --http (docs/guard.md). On an
+    address that is not loopback the guard needs a token file or client certificates, or --no-guard.
+
     \b
     Examples:
       sidecar run --bootstrap-servers kafka-1:9092,kafka-2:9092
@@ -301,17 +334,22 @@ def run(
         obj,
         kafka__bootstrap_servers=bootstrap_servers,
         http=http,
+        guard__enabled=False if no_guard else None,
         tail__group_id=group_id,
         tail__guarantee=guarantee,
     )
 
-    async def work(stop: asyncio.Event, metrics: "Metrics", health: "Health") -> int:
+    async def work(serving: _Serving) -> int:
         if reset:
             await start_over(settings)
-        tail = Tail(settings, metrics, health)
+        guard = serving.guard
+        note = guard.note if guard is not None else None
+        tail = Tail(settings, serving.metrics, serving.health, note, advertise=serving.url)
+        if guard is not None:
+            guard.serve(tail.sessions)
 
         async def stopping() -> None:
-            await stop.wait()
+            await serving.stop.wait()
             tail.request_stop()
 
         waiting = asyncio.create_task(stopping())
@@ -324,6 +362,51 @@ def run(
     try:
         sys.exit(_serve(settings, work, broker=True))
     except TailError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@cli.group(invoke_without_command=True)
+@_kafka_option
+@click.option(
+    "--http", metavar="HOST:PORT", help="Where to serve metrics, health and the board (default: 127.0.0.1:9465)."
+)
+@click.pass_context
+def fleet(ctx: click.Context, /, bootstrap_servers: str | None, http: str | None) -> None:
+    """Run a worker of the fleet view: who is degraded, why, since when; alerts; a live board.
+
+    It reads what the tails publish (findings, halts, sessions, acknowledgements), keeps a row for every session, sums
+    by tenant, agent and model, and raises alerts on agent.alerts. Workers of one group share the sessions, and each
+    answers for all. The board is on the address of --http: open it in a browser.
+
+    \b
+    Examples:
+      sidecar fleet --bootstrap-servers kafka-1:9092
+      sidecar fleet status
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    import signal
+
+    from sidecar.config import SettingsError
+    from sidecar.fleet.command import FleetError, edges_of, serve
+    from sidecar.guard.tls import tls_context
+    from sidecar.observe.http import ServeError
+    from sidecar.tail.errors import TailError
+    from sidecar.tail.topics import prepare_fleet
+
+    settings = _settings(ctx.obj, kafka__bootstrap_servers=bootstrap_servers, http=http)
+
+    async def work() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await serve(settings, stop, prepare_fleet, tls=tls_context(settings.guard), edges=edges_of(settings))
+
+    try:
+        asyncio.run(work())
+    except SettingsError as error:
+        raise _Unusable(str(error)) from None
+    except (FleetError, ServeError, TailError) as error:
         raise click.ClickException(str(error)) from None
 
 
@@ -451,12 +534,12 @@ def topics(
       sidecar topics --format commands
     """
     from sidecar.tail.errors import TailError
-    from sidecar.tail.topics import create_missing, plan, render
+    from sidecar.tail.topics import ALL_ROLES, create_missing, plan, render
 
     settings = _settings(obj, kafka__bootstrap_servers=bootstrap_servers)
     if create:
         try:
-            done = asyncio.run(create_missing(settings, create=True, partitions=partitions))
+            done = asyncio.run(create_missing(settings, create=True, partitions=partitions, only=ALL_ROLES))
         except TailError as error:
             raise click.ClickException(str(error)) from None
         for spec in done.existing:
@@ -465,6 +548,69 @@ def topics(
             click.echo(f"created  {spec.name} ({spec.partitions} partitions)")
     else:
         click.echo(render(plan(settings, partitions), format, ",".join(settings.kafka.bootstrap_servers)))
+
+
+@cli.command()
+@_kafka_option
+@click.option(
+    "--format",
+    type=click.Choice(["table", "yaml", "commands"]),
+    default="table",
+    show_default=True,
+    help="How to print them; `commands`: as kafka-acls.sh calls for whoever may grant them.",
+)
+@click.option(
+    "--principal",
+    "principals",
+    multiple=True,
+    metavar="PARTY=PRINCIPAL",
+    help="Who a party is on the brokers: tail=User:CN=tail (default: User:frontier-PARTY). May be repeated.",
+)
+@click.pass_obj
+def acls(obj: dict[str, Any], /, bootstrap_servers: str | None, format: Any, principals: tuple[str, ...]) -> None:
+    """Print which permission on the brokers each party needs, and no more: setup, tail, fleet, agents, ….
+
+    \b
+    Examples:
+      sidecar acls
+      sidecar acls --format commands --principal tail=User:sidecar --bootstrap-servers kafka-1:9092
+    """
+    from sidecar.tail.acls import plan, render
+
+    given = dict(principal.partition("=")[::2] for principal in principals)
+    settings = _settings(obj, kafka__bootstrap_servers=bootstrap_servers)
+    try:
+        click.echo(render(plan(settings), format, ",".join(settings.kafka.bootstrap_servers), given))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--principal") from None
+
+
+@cli.command()
+@click.option("--http", metavar="HOST:PORT", help="Where it serves (default: the settings http.host and http.port).")
+@click.option("--ready", is_flag=True, help="Ask whether it is ready (/readyz), not only alive (/healthz).")
+@click.option("--timeout", type=click.FloatRange(0, 60, min_open=True), default=3.0, show_default=True, help="Seconds.")
+@click.pass_obj
+def health(obj: dict[str, Any], /, http: str | None, ready: bool, timeout: float) -> None:
+    """Ask the sidecar of this machine, or of this container, how it is: exit status 0 if well, else 1 and the reasons.
+
+    \b
+    Examples:
+      sidecar health
+      sidecar health --ready --http 127.0.0.1:9465
+    """
+    from sidecar.observe.probe import ask
+
+    settings = _settings(obj, http=http)
+    answer = ask(
+        settings.http.host,
+        settings.http.port,
+        "readyz" if ready else "healthz",
+        certificate=settings.guard.tls_certfile,
+        timeout=timeout,
+    )
+    for reason in answer.reasons:
+        click.echo(reason, err=True)
+    sys.exit(0 if answer.ok else 1)
 
 
 @cli.command()
@@ -496,25 +642,31 @@ def rules(name: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("kind", type=click.Choice(["json-schema", "asyncapi"]), default="json-schema")
+@click.argument("kind", type=click.Choice(["json-schema", "asyncapi", "openapi"]), default="json-schema")
 @click.pass_obj
 def schema(obj: dict[str, Any], kind: str) -> None:
-    """Print the JSON Schema of every record, or an AsyncAPI 3 document of every topic.
+    """Print the JSON Schema of every record, an AsyncAPI 3 document of every topic, or an OpenAPI 3.1 one of the guard.
 
-    Both are made from the types that the sidecar itself decodes and encodes with.
+    All are made from the types that the sidecar itself decodes and encodes with.
 
     \b
     Examples:
       sidecar schema > records.schema.json
       sidecar schema asyncapi > asyncapi.json
+      sidecar schema openapi > guard.json
     """
     from sidecar.engine import rules_text
+    from sidecar.engine.rules import CATALOGUE
+    from sidecar.protocol.openapi import openapi
 
     if kind == "json-schema":
         _print_json(rules_text.json_schema())
         return
+    if kind == "openapi":
+        _print_json(openapi(CATALOGUE))
+        return
     topics = _settings(obj).topics
-    names = {role: getattr(topics, role) for role in ("events", "compactions", "findings", "halts", "halt_acks", "dlq")}
+    names = {role: name for role, name in topics.model_dump().items() if isinstance(name, str)}
     _print_json(rules_text.asyncapi(names, topics.partitions))
 
 
@@ -537,16 +689,15 @@ def _settings(obj: dict[str, Any], **overrides: Any) -> "Settings":
     return settings
 
 
-def _serve(
-    settings: "Settings",
-    work: Callable[[asyncio.Event, "Metrics", "Health"], Coroutine[Any, Any, int]],
-    *,
-    broker: bool,
-) -> int:
-    """Serve metrics and health while something works; SIGTERM and Ctrl-C end it cleanly."""
+def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, int]], *, broker: bool) -> int:
+    """Serve metrics, health and the guard while something works; SIGTERM and Ctrl-C end it cleanly."""
     import signal
     import time
 
+    from sidecar.config import SettingsError
+    from sidecar.guard.access import Access
+    from sidecar.guard.api import GuardApi
+    from sidecar.guard.tls import tls_context
     from sidecar.observe.health import Health
     from sidecar.observe.http import HttpServer, ServeError
     from sidecar.observe.logs import get_logger
@@ -561,22 +712,41 @@ def _serve(
             join_after=given.join_after,
             ready_lag=given.ready_lag,
         )
-        server = HttpServer(settings.http.host, settings.http.port, metrics, health)
+        tls = tls_context(settings.guard)
+        server = HttpServer(settings.http.host, settings.http.port, metrics, health, tls=tls)
+        guard = GuardApi(settings.guard, Access.of(settings), metrics) if settings.guard.enabled else None
+        if guard is not None:
+            guard.mount(server)
         stop = asyncio.Event()
+
+        def end() -> None:
+            stop.set()
+            if guard is not None:
+                guard.close()
+
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, end)
         await server.start()
-        get_logger("sidecar").info("serving metrics and health", address=f"http://{server.address}")
+        served = "metrics, health and the guard" if guard is not None else "metrics and health"
+        get_logger("sidecar").info(f"serving {served}", address=server.url)
         try:
-            return await work(stop, metrics, health)
+            return await work(_Serving(stop, metrics, health, guard, settings.advertised(server.port)))
         finally:
+            end()
             await server.stop()
 
     try:
         return asyncio.run(serve())
+    except SettingsError as error:
+        raise _Unusable(str(error)) from None
     except ServeError as error:
         raise click.ClickException(str(error)) from None
+
+
+# The commands of the fleet import what they need when they are called, as those above do.
+fleet.add_command(commands.status)
+cli.add_command(commands.halts)
 
 
 def main() -> None:

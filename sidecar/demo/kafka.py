@@ -5,6 +5,7 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from functools import partial
 
 import msgspec
@@ -86,7 +87,7 @@ class OnKafka:
             fetch_max_wait_ms=50,
             isolation_level="read_committed",
         )
-        outputs = [spec for spec in plan(self._settings) if spec.use == "output"]
+        outputs = [spec for spec in plan(self._settings) if spec.role in ("findings", "halts", "dlq")]
         self._consumer.assign([TopicPartition(spec.name, n) for spec in outputs for n in range(spec.partitions)])
         self._producer = await open_producer(options, linger_ms=2)
         self._reading = asyncio.create_task(self._read(self._consumer, audience))
@@ -96,6 +97,13 @@ class OnKafka:
                 if error := self.failure():
                     raise error
                 await asyncio.sleep(0.05)
+
+    def statuses(self) -> dict[str, int]:
+        """Return how many sessions the tail counts by status."""
+        counts: Counter[str] = Counter()
+        for task in self._tail.loop.tasks if self._tail.loop is not None else ():
+            counts.update(task.engine.status_counts())
+        return dict(+counts)
 
     def failure(self) -> BaseException | None:
         """Return why the tail or the reader ended, if one did."""
@@ -145,10 +153,12 @@ class OnKafka:
                         audience.letter()
 
     async def _delete_topics(self) -> None:
+        # The fleet has topics of its own besides; all names begin alike.
         names = [spec.name for spec in plan(self._settings)]
         admin = AIOKafkaAdminClient(**self._settings.kafka.client_options())
         try:
             await admin.start()
+            names = [name for name in await admin.list_topics() if name.startswith(self._settings.tail.group_id)]
             await admin.delete_topics(names)
         except KafkaError as error:
             log.warning("the demo's topics could not be deleted", topics=names, error=repr(error))

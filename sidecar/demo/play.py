@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from sidecar.config import HttpSettings, KafkaSettings, Settings, TailSettings, TopicSettings
+from sidecar.demo.board import Board
 from sidecar.demo.direct import Direct
 from sidecar.demo.kafka import OnKafka
 from sidecar.demo.score import Score, quantile
@@ -27,6 +28,7 @@ from sidecar.observe.metrics import Metrics
 from sidecar.protocol.outputs import Finding
 from sidecar.simulate import FAULTS, FaultRates, Fleet, Shape, Transport
 from sidecar.tail.errors import TailError
+from sidecar.tail.topics import create_missing
 
 MAX_WAIT = 1.0
 """Seconds until a missing position is given up, so that the demo need not be long."""
@@ -93,15 +95,52 @@ async def demo(
                 *stage.about(),
                 f"metrics: http://{server.address}/metrics (curl -s {server.address}/metrics | grep sidecar_frontier)",
             )
+            board = await _board(own, stage, screen)
+            if board is not None:
+                stack.push_async_callback(board.close)
             good = await _play(stage, partial(_fleet, seed, agents, sessions, seconds, faulty), screen)
+            if board is not None and isinstance(stage, OnKafka):
+                good = await _compare(board, stage, screen) and good
         except (TailError, ServeError, TimeoutError) as error:
             screen.end_progress()
             screen.say(f"error: {str(error) or 'the tail was not given its partitions in time'}")
             return 1
         if keep:
-            screen.say(f"still serving http://{server.address}/metrics; end with Ctrl-C")
+            also = f" and {board.url}/board" if board is not None else ""
+            screen.say(f"still serving http://{server.address}/metrics{also}; end with Ctrl-C")
             await _interrupted()
         return 0 if good else 1
+
+
+async def _board(settings: Settings, stage: Stage, screen: Screen) -> Board | None:
+    """Start the fleet's board beside a tail that publishes: to be looked at, and counted with at the end."""
+    if not isinstance(stage, OnKafka):
+        return None
+    await create_missing(settings)
+    board = Board(settings)
+    screen.progress("starting the fleet's board")
+    if not await board.open():
+        await board.close()
+        screen.say("board: none, because `sidecar fleet` does not start here")
+        return None
+    screen.end_progress()
+    screen.say(f"board: {board.url}/board (sidecar fleet, beside the tail)")
+    return board
+
+
+async def _compare(board: Board, stage: OnKafka, screen: Screen) -> bool:
+    """Say what the board counts, and whether that is what the tail counts."""
+    deadline = time.monotonic() + _PATIENCE
+    counts, own = await board.counts(), stage.statuses()
+    while counts != own and time.monotonic() < deadline:
+        await asyncio.sleep(0.2)
+        counts, own = await board.counts(), stage.statuses()
+    listed = ", ".join(f"{count} {status}" for status, count in sorted((counts or {}).items()))
+    if counts == own:
+        screen.say(f"board:        {sum(own.values())} sessions: {listed}; as the tail says")
+        return True
+    screen.say(f"board:        {listed or 'no answer'}, which is NOT what the tail says: {own}")
+    return False
 
 
 async def _interrupted() -> None:
@@ -145,12 +184,13 @@ async def _embedded_broker() -> tuple[EmbeddedBroker | None, str | None]:
 def _settings(base: Settings, embedded: EmbeddedBroker | None, servers: str | None, http: str | None) -> Settings:
     """Return settings with topics and a group of the demo's own, so that it meddles with nothing that is there."""
     tag = f"demo-{secrets.token_hex(3)}"
-    names = ("events", "compactions", "findings", "halts", "halt_acks", "dlq", "alerts", "snapshots")
+    names = ("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots")
     changes: dict[str, object] = {
         "tail": TailSettings(
             group_id=tag, fetch_max_wait=0.05, guarantee="exactly_once" if embedded is None else "at_least_once"
         ),
         "engine": base.engine.model_copy(update={"max_wait": MAX_WAIT}),
+        "fleet": base.fleet.model_copy(update={"group_id": f"{tag}-fleet"}),
     }
     if embedded is not None:
         changes["kafka"] = KafkaSettings(bootstrap_servers=(embedded.bootstrap,))
