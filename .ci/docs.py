@@ -7,6 +7,7 @@ from pathlib import Path
 from sidecar.config import reference as settings
 from sidecar.engine import rules_text
 from sidecar.observe import catalogue as metrics
+from sidecar.tail import acls
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS: dict[str, Callable[[], str]] = {
@@ -14,6 +15,8 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "docs/configuration.md": settings.reference_markdown,
     "docs/metrics.md": metrics.reference_markdown,
     "deploy/sidecar.yaml": settings.reference_yaml,
+    "deploy/kafka/acls.yaml": acls.reference_yaml,
+    "deploy/kafka/acls.sh": acls.reference_script,
 }
 
 

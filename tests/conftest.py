@@ -1,5 +1,6 @@
 """Brokers and names for every test that wants them."""
 
+import logging
 import os
 import secrets
 from collections import Counter
@@ -7,9 +8,13 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
+import structlog
 
 from sidecar import embedded as embedded_broker
 from tests.kafka import broker as kafka_broker
+
+BROKERS_OF_THEIR_OWN = ("test_broker_faults", "test_faults", "test_acl", "test_security", "test_emitter_outage")
+"""Modules whose tests stop their brokers, or need them set up in another way."""
 
 
 def missing(reason: str) -> NoReturn:
@@ -34,6 +39,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("kafka", "embedded"):
             if name in getattr(item, "fixturenames", ()):
                 item.add_marker(name)
+        # What is in one group runs one after the other: more than two brokers at a time keep each other from answering.
+        if item.path.stem in BROKERS_OF_THEIR_OWN:
+            item.add_marker(pytest.mark.xdist_group("brokers of their own"))
+        elif item.get_closest_marker("kafka") or item.path.parent.name == "kafka":
+            item.add_marker(pytest.mark.xdist_group("kafka"))
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +62,22 @@ def embedded() -> Iterator[embedded_broker.EmbeddedBroker]:
         missing(reason)
     with embedded_broker.EmbeddedBroker() as broker:
         yield broker
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Undo what a command that ran in this process has set up of logging, or later tests would see no logs."""
+    yield
+    if not structlog.is_configured():
+        return
+    structlog.reset_defaults()
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    for handler in root.handlers[:]:
+        if isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter):
+            root.removeHandler(handler)
+    for name in list(logging.root.manager.loggerDict):
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Draw the dashboards, to be looked at: `python -m tests.ops.pictures FOLDER`."""
