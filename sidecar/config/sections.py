@@ -90,7 +90,12 @@ class TailSettings(Section):
     commit_interval: Seconds = Field(
         default=1.0, ge=0.05, le=60, description="Longest time between commits; a batch with a halt commits at once."
     )
-    fetch_max_records: Int = Field(default=5000, ge=1, le=100_000, description="Most records taken in one batch.")
+    fetch_max_records: Int = Field(
+        default=5000,
+        ge=1,
+        le=100_000,
+        description="Most records taken in one batch; agents that ask wait for as long as a batch takes.",
+    )
     fetch_max_wait: Seconds = Field(
         default=0.5,
         ge=0.01,

@@ -332,6 +332,7 @@ class Loop:
                 continue
             behind = [topic for topic in task.topics if await self._is_behind(task.partition(topic))]
             folded = task.fold(behind, time.monotonic())
+            await asyncio.sleep(0)  # whoever asks the guard gets a turn between two partitions
             if folded is not None and folded.silent:
                 self._report.restore_went_on(sum(map(len, folded.batches.values())))
             if folded is None or folded.silent:

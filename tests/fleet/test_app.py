@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from sidecar.config import Settings
+from sidecar.engine.fold import Engine
 from sidecar.fleet.errors import FleetError
 from sidecar.fleet.groups import summed
 from sidecar.fleet.local import Figures
@@ -38,6 +39,7 @@ from tests.fleet.cluster import (
 from tests.fleet.compare import differences, expected_rows, groups_of, rows_of
 from tests.fleet.histories import Message, history
 from tests.fleet.naive import groups, sessions
+from tests.kafka import tail_support
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.support import read_topic
 
@@ -370,6 +372,33 @@ async def test_a_restart_goes_on_where_it_was(kafka: KafkaBroker, unique: str) -
 
         await until(told)
     assert_told_once(await alert_records(settings))
+
+
+async def test_what_a_tail_says_is_what_the_fleet_knows(kafka: KafkaBroker, unique: str) -> None:
+    """With the tail's own transactions, markers and repeats, and the engine's word for where each session stands."""
+    judge, lines = Engine(), tail_support.stream(3)
+    tail_support.judged(lines, judge, ended=False)
+    settings = fleet_settings(kafka.bootstrap, unique)
+    tail = tail_support.settings_for(kafka.bootstrap, unique)
+    async with running(settings) as here, tail_support.running(tail):
+        await tail_support.send(tail, lines)
+        await tail_support.until_committed(tail)
+        expected = {state.session_id: (state.status, len(state.open_halts)) for state in judge.states()}
+
+        async def known() -> bool:
+            page = await here.board.sessions(limit=1000)
+            return {i.session_id: (i.status, i.open_halts) for i in page.items} == expected
+
+        with contextlib.suppress(AssertionError):
+            await until(known, within=20)
+        page = await here.board.sessions(limit=1000)
+        assert {i.session_id: (i.status, i.open_halts) for i in page.items} == expected
+        await until(here.settled)
+        assert differences(rows_here(here), expected_rows(sessions(await read_all(settings)))) == []
+
+
+def rows_here(here: Running) -> dict[str, dict[str, Any]]:
+    return {name: row for part in here.worker.parts.values() for name, row in rows_of(part.shard).items()}
 
 
 async def test_rows_on_disk(kafka: KafkaBroker, unique: str, tmp_path: Path) -> None:
