@@ -47,6 +47,8 @@ _EXPIRE = 60.0
 """Seconds between looks for what is to be forgotten."""
 
 _LOOK = 0.5
+_OTHERS = 5.0
+"""Seconds between looks for what somebody else has written."""
 _AGENTS = 2
 
 _encode_json = msgspec.json.Encoder().encode
@@ -260,6 +262,7 @@ class FleetWorker:
         app.timer(tuned.commit_interval, name="fleet-commit")(self._whole(self._commit))
         app.timer(tuned.rollup_interval, name="fleet-rollup")(self._whole(self._roll_up))
         app.timer(tuned.alert_interval, name="fleet-alerts")(self._whole(self._judge))
+        app.timer(_OTHERS, name="fleet-others")(self._whole(self._look_for_others))
         app.timer(1.0, name="fleet-watch")(self._watch)
         return app
 
@@ -597,6 +600,18 @@ class FleetWorker:
         dead = list(part.dead)
         await self._send(self.settings.topics.dlq, None, ((letter.key, _encode_json(letter)) for letter in dead))
         part.dead = part.dead[len(dead) :]
+
+    async def _look_for_others(self, part: Part) -> None:
+        """See whether somebody else has written to a partition of a changelog, also while we have nothing to write."""
+        logs = {TP(self._changelog, part.partition): part.sessions_log}
+        logs[TP(self.settings.topics.alerts, part.partition)] = part.alerts_log
+        async with part.lock:
+            ends = await self.consumer.highwaters(*logs)
+            for tp, changelog in logs.items():
+                if part.reading and changelog.next is not None and ends[tp] > changelog.next:
+                    changelog.read(ends[tp] - 1)
+                    self._foreign(part, tp.topic)
+                    (part.shard if changelog is part.sessions_log else part.book).write_all()
 
     def _foreign(self, part: Part, topic: str) -> None:
         log.warning(

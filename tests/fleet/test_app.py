@@ -23,6 +23,7 @@ from sidecar.fleet.queries import Unavailable
 from sidecar.fleet.shard import ROLES, Shard
 from sidecar.fleet.topics import partition_of
 from sidecar.protocol.outputs import Alert, HaltAck
+from tests.conftest import missing
 from tests.fleet.cluster import (
     PARTITIONS,
     Cluster,
@@ -402,8 +403,10 @@ def rows_here(here: Running) -> dict[str, dict[str, Any]]:
 
 
 async def test_rows_on_disk(kafka: KafkaBroker, unique: str, tmp_path: Path) -> None:
-    pytest.importorskip("rocksdict")
-    from sidecar.fleet.disk import DiskShelf
+    try:
+        from sidecar.fleet.disk import DiskShelf
+    except ImportError as error:
+        missing(str(error))
 
     settings = fleet_settings(kafka.bootstrap, unique, alerts={"offender_node": 16})  # nothing to be alerted to
     messages = story(6, sessions=20, steps=15)

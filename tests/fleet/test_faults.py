@@ -25,10 +25,21 @@ from sidecar.fleet.shard import MARKER, ROLES, Shard
 from sidecar.fleet.stream import FleetRecovery
 from sidecar.fleet.topics import partition_of
 from sidecar.fleet.worker import Changelog
-from sidecar.protocol.outputs import DeadLetter
+from sidecar.protocol.outputs import DeadLetter, HaltAck
 from sidecar.tail.errors import TailError
 from sidecar.tail.topics import prepare_fleet
-from tests.fleet.cluster import PARTITIONS, ROOT, Running, fleet_settings, mark, publish, read_all, running, until
+from tests.fleet.cluster import (
+    PARTITIONS,
+    ROOT,
+    Running,
+    alert_records,
+    fleet_settings,
+    mark,
+    publish,
+    read_all,
+    running,
+    until,
+)
 from tests.fleet.compare import differences, expected_rows, rows_of
 from tests.fleet.histories import Message
 from tests.fleet.naive import sessions
@@ -339,6 +350,27 @@ async def test_what_a_zombie_writes_is_written_over(kafka: KafkaBroker, unique: 
         await until(written_over, within=10)
         await assert_rows_right(here, settings)
         assert here.value("sidecar_fleet_foreign_writes_total") == PARTITIONS
+
+
+async def test_what_a_zombie_says_of_an_alert_is_written_over(kafka: KafkaBroker, unique: str) -> None:
+    """Also where nobody has anything more to write."""
+    settings = fleet_settings(kafka.bootstrap, unique, alerts={"halt_after": 0, "halt_error_after": 100})
+    (halt,) = [message for message in story(23, 1, 60) if message.role == "halts"][:1]
+    fields = msgspec.json.decode(halt.value or b"")
+    topic, ack = settings.topics.alerts, HaltAck(halt_id=fields["halt_id"], by="ada", decision="ok")
+    async with running(settings) as here:
+        await filled(here, settings, [halt])
+
+        async def said(*expected: str) -> bool:
+            return tuple(alert.status for alert in await alert_records(settings)) == expected
+
+        await until(lambda: said("raised"))
+        (raised,) = await read_topic(kafka.bootstrap, topic)
+        await here.board.acknowledge(fields["session_id"], ack)
+        await until(lambda: said("raised", "cleared"))
+        await produce(kafka.bootstrap, topic, [(raised.key, raised.value)], partition=raised.partition)
+        await until(lambda: said("raised", "cleared", "raised", "cleared"), within=15)
+        assert here.value("sidecar_fleet_foreign_writes_total") == 1
 
 
 def test_whoever_writes_sees_who_else_does() -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from sidecar.embedded import EmbeddedBroker
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.support import read_topic
+from tests.kafka.tail_support import until
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "cases"
@@ -84,7 +86,8 @@ async def _tour(bootstrap: str, unique: str, tmp_path: Path, guarantee: str) -> 
         assert len(found) == len(wanted) == 5
         address = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
         assert address is not None
-        ready = await asyncio.to_thread(_get, f"{address[0]}/readyz")
+        # A partition with nothing in it may be placed later than the finding is there.
+        ready = await until(lambda: asyncio.to_thread(_get, f"{address[0]}/readyz", 503))
         assert json.loads(ready)["status"] == "ok"
         assert 'sidecar_frontier_degraded{status="corrupt"} 1.0' in await asyncio.to_thread(
             _get, f"{address[0]}/metrics"
@@ -104,6 +107,13 @@ async def _checked(case: Path) -> str:
     return (await sidecar({}, "check", str(case)))[1]
 
 
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
+def _get(url: str, not_yet: int | None = None) -> str:
+    """Return what is answered; nothing if that is the status `not_yet`."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == not_yet:
+            return ""
+        raise

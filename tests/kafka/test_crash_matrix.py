@@ -32,7 +32,7 @@ from tests.kafka.tail_support import PARTITIONS, judged, running, settings_for, 
 
 SEED = 20261107
 RECORDS = int(os.environ.get("FRONTIER_CRASH_RECORDS", "200000"))
-KILLS = int(os.environ.get("FRONTIER_CRASH_KILLS", "8"))
+KILLS = int(os.environ.get("FRONTIER_CRASH_KILLS", "12"))
 """Per step."""
 WITHIN = 6.0
 """Seconds in which a life has to reach its step; else it is killed where it is, which does not count."""
