@@ -1,6 +1,6 @@
 """Faust, with what it needs to deliver exactly: its consumer, recovery and application, overridden in a few places.
 
-What is done otherwise than Faust does it, and why, is in docs/decisions/0010-fleet-on-faust.md; in short:
+What is done otherwise than Faust does it, and why, is in docs/decisions/0007-fleet-on-faust.md; in short:
 
 - Records are read *committed*, at our own positions, and carry a label of the seek that they were fetched after: what
   was fetched before the last seek, and is still on its way, is not taken. Faust's acknowledgements are not used.

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -19,13 +19,13 @@ from faust.types import TP
 
 from sidecar.config import Settings
 from sidecar.fleet.alerts import Bounds, of_dim, of_session
-from sidecar.fleet.book import Book
 from sidecar.fleet.credentials import broker_options
 from sidecar.fleet.errors import FleetError
 from sidecar.fleet.groups import dim_key, encode_wire, statuses, survival_by_model, wire_key
+from sidecar.fleet.part import AlertsKeeper, Part, SessionsKeeper
 from sidecar.fleet.rollups import REFRESH, Rollup
-from sidecar.fleet.shard import MARKER, ROLES, Batch, Role, Shard, Shelf, Unusable
-from sidecar.fleet.stream import FleetApp, FleetConsumer, FleetRecovery, FleetTable, FleetTables, Keeper
+from sidecar.fleet.shard import MARKER, ROLES, Batch, Role, Shelf, Unusable
+from sidecar.fleet.stream import FleetApp, FleetConsumer, FleetRecovery, FleetTable, FleetTables
 from sidecar.fleet.topics import partition_of
 from sidecar.observe.catalogue import MODELS
 from sidecar.observe.fleet import FleetMetrics
@@ -52,111 +52,6 @@ _OTHERS = 5.0
 _AGENTS = 2
 
 _encode_json = msgspec.json.Encoder().encode
-
-
-class Changelog:
-    """Follow the offsets of one partition of a changelog, to see when somebody else writes to it."""
-
-    def __init__(self) -> None:
-        self.next: int | None = None
-
-    def read(self, offset: int) -> None:
-        """Note a record that was read."""
-        self.next = max(self.next or 0, offset + 1)
-
-    def wrote(self, offsets: Iterable[int]) -> bool:
-        """Note records that were written; return whether somebody else wrote in between."""
-        found = sorted(offsets)
-        if not found:
-            return False
-        foreign = found[-1] - found[0] + 1 != len(found) or (self.next is not None and found[0] != self.next)
-        self.next = found[-1] + 1
-        return foreign
-
-
-class Part:
-    """Everything that a worker keeps for one partition number."""
-
-    def __init__(self, partition: int, topics: Mapping[Role, str], shelf: Shelf | None, bounds: Bounds) -> None:
-        self.partition = partition
-        self.shard = Shard(partition, topics, shelf)
-        self.book = Book(bounds)
-        self.rollup = Rollup()
-        self.sessions_log = Changelog()
-        self.alerts_log = Changelog()
-        self.lock = asyncio.Lock()
-        """Held while something of it is being written."""
-        self.dead: list[DeadLetter] = []
-        self.reading = False
-        self.fresh = False
-        """Its topics have been read to their end once since it came here."""
-        self.lag = 0
-        self.rollup_end: int | None = None
-        self.rollup_next = 0
-        self.refreshed_at = 0.0
-        self.told = (False, False)
-        """Whether it was behind, and fresh, when its sums were sent last."""
-        self.pruned_at = 0.0
-        self.restored_records = 0
-        self.rollups = 0
-        self.seen = (-1, -1)
-        """How many records had been taken when it was looked at last."""
-
-    @property
-    def progress(self) -> int:
-        """Return a number that grows with every record that is taken in, of a changelog or an input."""
-        return self.restored_records + self.shard.moved
-
-    @property
-    def rolled_up(self) -> bool:
-        """Tell whether its roll-ups have been read to the end that they had when it came here."""
-        return self.rollup_end is not None and self.rollup_next >= self.rollup_end
-
-
-class _Sessions(Keeper):
-    def __init__(self, worker: "FleetWorker") -> None:
-        self._worker = worker
-
-    def apply(self, partition: int, key: bytes, value: bytes | None, offset: int) -> None:
-        part = self._worker.part(partition)
-        with _readable(self._worker.settings.fleet.changelog, partition, offset):
-            part.shard.apply(key, value)
-        part.restored_records += 1
-        part.sessions_log.read(offset)
-
-    def known(self, partition: int) -> int | None:
-        return _last(self._worker.part(partition).sessions_log)
-
-
-class _Alerts(Keeper):
-    def __init__(self, worker: "FleetWorker") -> None:
-        self._worker = worker
-
-    def apply(self, partition: int, key: bytes, value: bytes | None, offset: int) -> None:
-        part = self._worker.part(partition)
-        with _readable(self._worker.settings.topics.alerts, partition, offset):
-            part.book.apply(key, value)
-        part.restored_records += 1
-        part.alerts_log.read(offset)
-
-    def known(self, partition: int) -> int | None:
-        return _last(self._worker.part(partition).alerts_log)
-
-
-@contextlib.contextmanager
-def _readable(topic: str, partition: int, offset: int) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise FleetError(
-            f"The changelog {topic}, partition {partition}, offset {offset}, cannot be read: {error}. Was it written by"
-            " another version? Start that one; or give fleet.group_id another name, to begin anew from the topics"
-            " (alerts: topics.alerts)."
-        ) from error
-
-
-def _last(changelog: Changelog) -> int | None:
-    return None if changelog.next is None else changelog.next - 1
 
 
 class FleetWorker:
@@ -199,6 +94,7 @@ class FleetWorker:
         self._roles = {topic: role for role, topic in self._topics.items()}
         self._changelog = settings.fleet.changelog
         self._rollups = settings.fleet.rollups
+        self._alerts = settings.topics.alerts
         self.parts: dict[int, Part] = {}
         self._generation = 0
         self._settling: asyncio.Task[None] | None = None
@@ -246,8 +142,8 @@ class FleetWorker:
         inputs = self._topic(app, *self._roles)
         rollups = self._topic(app, self._rollups)
         for name, topic, keeper in (
-            ("sessions", self._changelog, _Sessions(self)),
-            ("alerts", self.settings.topics.alerts, _Alerts(self)),
+            ("sessions", self._changelog, SessionsKeeper(self._changelog, self.part)),
+            ("alerts", self._alerts, AlertsKeeper(self._alerts, self.part)),
         ):
             table = app.Table(
                 name,
@@ -458,7 +354,7 @@ class FleetWorker:
                 part.shard.restored()
             for topic, changelog in (
                 (self._changelog, part.sessions_log),
-                (self.settings.topics.alerts, part.alerts_log),
+                (self._alerts, part.alerts_log),
             ):
                 changelog.read(self.recovery.active_highwaters[TP(topic, partition)])
         await self.consumer.hold(changelogs)
@@ -604,7 +500,7 @@ class FleetWorker:
     async def _look_for_others(self, part: Part) -> None:
         """See whether somebody else has written to a partition of a changelog, also while we have nothing to write."""
         logs = {TP(self._changelog, part.partition): part.sessions_log}
-        logs[TP(self.settings.topics.alerts, part.partition)] = part.alerts_log
+        logs[TP(self._alerts, part.partition)] = part.alerts_log
         async with part.lock:
             ends = await self.consumer.highwaters(*logs)
             for tp, changelog in logs.items():
@@ -672,10 +568,10 @@ class FleetWorker:
             if not part.book.changed or not part.reading:
                 return
             versions, batch = dict(part.book.changed), part.book.batch()
-            offsets = await self._send(self.settings.topics.alerts, part.partition, batch.items())
+            offsets = await self._send(self._alerts, part.partition, batch.items())
             part.book.written(versions)
             if part.alerts_log.wrote(offsets):
-                self._foreign(part, self.settings.topics.alerts)
+                self._foreign(part, self._alerts)
                 part.book.write_all()
         self._moved.set()
 

@@ -86,7 +86,7 @@ async def test_at_any_moment_on_the_embedded_broker(embedded: EmbeddedBroker, un
     like = Life("s", str(tmp_path), str(tmp_path / "told"), bootstrap=embedded.bootstrap, topics=names)
     async with lives(tmp_path / "log") as live:
         kills = await crash(live, like, rounds=ROUNDS, moments=5 * ROUNDS)
-    assert kills >= 10 * ROUNDS
+    assert kills >= len(STEPS) * ROUNDS  # whether a moment falls into a life is chance
     assert check((await published(embedded.bootstrap, names))["s"], tmp_path / "told") > 500
 
 
@@ -95,7 +95,7 @@ async def test_at_any_moment_on_kafka(kafka: KafkaBroker, unique: str, tmp_path:
     like = Life("s", str(tmp_path), str(tmp_path / "told"), bootstrap=kafka.bootstrap, topics=names)
     async with lives(tmp_path / "log") as live:
         kills = await crash(live, like, rounds=ROUNDS // 2, moments=3 * ROUNDS)
-    assert kills >= 5 * ROUNDS
+    assert kills >= len(STEPS) * (ROUNDS // 2)
     assert check((await published(kafka.bootstrap, names))["s"], tmp_path / "told") > 300
 
 
@@ -111,7 +111,7 @@ async def test_at_any_moment_with_three_sessions_in_one_file(tmp_path: Path) -> 
             return await crash(live, like, rounds=ROUNDS, moments=4 * ROUNDS)
 
     kills = await asyncio.gather(*(one(like) for like in likes))
-    assert sum(kills) >= 24 * ROUNDS
+    assert sum(kills) >= len(likes) * len(STEPS) * ROUNDS
     found = lines(path)
     for like in likes:
         assert check(found[like.session], Path(like.told)) > 500

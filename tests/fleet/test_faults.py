@@ -21,10 +21,10 @@ from sidecar.fleet.command import address, advertised
 from sidecar.fleet.credentials import broker_options
 from sidecar.fleet.errors import FleetError
 from sidecar.fleet.model import load
+from sidecar.fleet.part import Changelog
 from sidecar.fleet.shard import MARKER, ROLES, Shard
 from sidecar.fleet.stream import FleetRecovery
 from sidecar.fleet.topics import partition_of
-from sidecar.fleet.worker import Changelog
 from sidecar.protocol.outputs import DeadLetter, HaltAck
 from sidecar.tail.errors import TailError
 from sidecar.tail.topics import prepare_fleet

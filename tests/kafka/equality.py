@@ -51,7 +51,7 @@ async def verdicts(settings: Settings) -> Verdicts:
     names = settings.topics
     topics = (names.findings, names.halts, names.dlq, names.sessions)
     found, halts, letters, stands = [await _committed(settings, topic) for topic in topics]
-    last = {stand["session_id"]: {**stand, "position": 0, "detected_at": 0} for stand in stands}
+    last = {stand["session_id"]: _lasting(stand) for stand in stands}
     places = [letter["source"] for letter in letters]
     return Verdicts(
         findings=Counter(finding["finding_id"] for finding in found),
@@ -60,6 +60,12 @@ async def verdicts(settings: Settings) -> Verdicts:
         rules=Counter(finding["rule"] for finding in found),
         sessions=Counter(json.dumps(stand, sort_keys=True) for stand in last.values()),
     )
+
+
+def _lasting(stand: dict[str, Any]) -> dict[str, Any]:
+    """Return where a session stands, without what depends on when it was told, or when a record without `seq` came."""
+    checkpoint = stand["checkpoint"] and {**stand["checkpoint"], "position": 0}
+    return {**stand, "position": 0, "detected_at": 0, "checkpoint": checkpoint}
 
 
 async def _committed(settings: Settings, topic: str) -> list[dict[str, Any]]:
