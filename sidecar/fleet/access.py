@@ -6,10 +6,7 @@ anywhere (a chat, an alert), and the token may be given as the password that a b
 
 import base64
 import binascii
-import hmac
-import ipaddress
 from collections.abc import Callable
-from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -17,6 +14,7 @@ from aiohttp import hdrs, web
 from msgspec import Struct
 
 from sidecar.config import Settings, SettingsError
+from sidecar.observe.access import TokenFile, certified, is_loopback
 
 _BEARER = 'Bearer realm="frontier-sidecar"'
 _BASIC = 'Basic realm="frontier-sidecar: any name, the token as password", charset="UTF-8"'
@@ -71,7 +69,7 @@ class Gate:
         named = urlsplit(fleet.advertise).hostname if fleet.advertise else None
         return cls(
             host,
-            known=tokens_of(fleet.token_file) if fleet.token_file is not None else None,
+            known=TokenFile(fleet.token_file, "fleet.token_file").knows if fleet.token_file is not None else None,
             certificate=certificate,
             names=frozenset((named,)) if named else frozenset(),
         )
@@ -120,7 +118,7 @@ class Gate:
         return host is not None and (host in self._hosts or is_loopback(host))
 
     def _stranger(self, request: web.BaseRequest) -> Denied | None:
-        if self._certificate and not _certified(request):
+        if self._certificate and not certified(request):
             return Denied(401, "A client certificate is needed.")
         if self._known is None:
             return None
@@ -143,46 +141,3 @@ def _token(header: str) -> str | None:
         return base64.b64decode(rest, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):
         return None
-
-
-def tokens_of(path: Path) -> Callable[[str], bool]:
-    """Return what tells whether a token is one of a file's, one a line; the file may change.
-
-    Raises:
-        SettingsError: it cannot be read, or holds none.
-    """
-    path = path.expanduser()
-
-    def known() -> list[bytes]:
-        return [line.strip().encode() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-    def knows(token: str) -> bool:
-        given = token.encode("utf-8", "surrogateescape")
-        try:
-            return sum(hmac.compare_digest(given, one) for one in known()) > 0  # (a sum: all are compared)
-        except (OSError, ValueError):
-            return False
-
-    try:
-        if not known():
-            raise SettingsError(f"fleet.token_file: {path} is empty; put a token on a line of its own")
-    except OSError as error:
-        raise SettingsError(f"fleet.token_file: cannot read {path}: {error.strerror or error}") from None
-    except ValueError:
-        raise SettingsError(f"fleet.token_file: {path} is not UTF-8") from None
-    return knows
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether an address to listen on, or a name in a URL, can only be this machine itself."""
-    if host.lower().removesuffix(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _certified(request: web.BaseRequest) -> bool:
-    transport = request.transport
-    return transport is not None and bool(transport.get_extra_info("peercert"))

@@ -72,50 +72,47 @@ class Part:
         return self.rollup_end is not None and self.rollup_next >= self.rollup_end
 
 
-class SessionsKeeper(Keeper):
-    """Keep the table of sessions: its changelog goes to the parts' rows.
+class PartKeeper(Keeper):
+    """Keep a table: its changelog goes to the parts.
 
     Args:
         topic: the changelog's name.
         part: returns the part of a partition.
+        take: gives a part one record of it.
+        followed: returns a part's account of the offsets.
     """
 
-    def __init__(self, topic: str, part: Callable[[int], Part]) -> None:
+    def __init__(
+        self,
+        topic: str,
+        part: Callable[[int], Part],
+        take: Callable[[Part, bytes, bytes | None], object],
+        followed: Callable[[Part], Changelog],
+    ) -> None:
         self._topic = topic
         self._part = part
+        self._take = take
+        self._followed = followed
 
     def apply(self, partition: int, key: bytes, value: bytes | None, offset: int) -> None:
         part = self._part(partition)
         with _readable(self._topic, partition, offset):
-            part.shard.apply(key, value)
+            self._take(part, key, value)
         part.restored_records += 1
-        part.sessions_log.read(offset)
+        self._followed(part).read(offset)
 
     def known(self, partition: int) -> int | None:
-        return _last(self._part(partition).sessions_log)
+        return _last(self._followed(self._part(partition)))
 
 
-class AlertsKeeper(Keeper):
-    """Keep the table of alerts: its changelog, the topic of alerts, goes to the parts' books.
+def sessions_keeper(topic: str, part: Callable[[int], Part]) -> PartKeeper:
+    """Return what keeps the table of sessions: its changelog goes to the parts' rows."""
+    return PartKeeper(topic, part, lambda p, key, value: p.shard.apply(key, value), lambda p: p.sessions_log)
 
-    Args:
-        topic: the topic's name.
-        part: returns the part of a partition.
-    """
 
-    def __init__(self, topic: str, part: Callable[[int], Part]) -> None:
-        self._topic = topic
-        self._part = part
-
-    def apply(self, partition: int, key: bytes, value: bytes | None, offset: int) -> None:
-        part = self._part(partition)
-        with _readable(self._topic, partition, offset):
-            part.book.apply(key, value)
-        part.restored_records += 1
-        part.alerts_log.read(offset)
-
-    def known(self, partition: int) -> int | None:
-        return _last(self._part(partition).alerts_log)
+def alerts_keeper(topic: str, part: Callable[[int], Part]) -> PartKeeper:
+    """Return what keeps the table of alerts: its changelog, the topic of alerts, goes to the parts' books."""
+    return PartKeeper(topic, part, lambda p, key, value: p.book.apply(key, value), lambda p: p.alerts_log)
 
 
 @contextlib.contextmanager

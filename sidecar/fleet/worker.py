@@ -22,7 +22,7 @@ from sidecar.fleet.alerts import Bounds, of_dim, of_session
 from sidecar.fleet.credentials import broker_options
 from sidecar.fleet.errors import FleetError
 from sidecar.fleet.groups import dim_key, encode_wire, statuses, survival_by_model, wire_key
-from sidecar.fleet.part import AlertsKeeper, Part, SessionsKeeper
+from sidecar.fleet.part import Part, alerts_keeper, sessions_keeper
 from sidecar.fleet.rollups import REFRESH, Rollup
 from sidecar.fleet.shard import MARKER, ROLES, Batch, Role, Shelf, Unusable
 from sidecar.fleet.stream import FleetApp, FleetConsumer, FleetRecovery, FleetTable, FleetTables
@@ -142,8 +142,8 @@ class FleetWorker:
         inputs = self._topic(app, *self._roles)
         rollups = self._topic(app, self._rollups)
         for name, topic, keeper in (
-            ("sessions", self._changelog, SessionsKeeper(self._changelog, self.part)),
-            ("alerts", self._alerts, AlertsKeeper(self._alerts, self.part)),
+            ("sessions", self._changelog, sessions_keeper(self._changelog, self.part)),
+            ("alerts", self._alerts, alerts_keeper(self._alerts, self.part)),
         ):
             table = app.Table(
                 name,

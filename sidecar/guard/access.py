@@ -1,13 +1,12 @@
 """Who may ask: on loopback whoever is there, elsewhere only who shows a token or a certificate; never a web page."""
 
-import ipaddress
 from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 from msgspec import Struct
 
 from sidecar.config import Settings, SettingsError
-from sidecar.guard.tokens import TokenFile
+from sidecar.observe.access import TokenFile, certified, is_loopback
 from sidecar.observe.logs import get_logger
 
 log = get_logger(__name__)
@@ -59,7 +58,7 @@ class Access:
         if local and guard.advertise is not None:
             named.add(urlsplit(guard.advertise).hostname or "")
         return cls(
-            tokens=TokenFile(guard.token_file) if guard.token_file is not None else None,
+            tokens=TokenFile(guard.token_file, "guard.token_file") if guard.token_file is not None else None,
             certificate=guard.tls_client_ca is not None,
             hosts=frozenset(named) if local else None,
         )
@@ -95,7 +94,7 @@ class Access:
         return host is not None and (host in self._hosts or is_loopback(host))
 
     def _unknown(self, request: web.BaseRequest) -> Denied | None:
-        if self._certificate and not _certified(request):
+        if self._certificate and not certified(request):
             return Denied(401, "A client certificate is needed.")
         if self._tokens is None:
             return None
@@ -107,19 +106,3 @@ class Access:
         if len(given) > 1 or scheme.lower() != "bearer" or not self._tokens.knows(token.strip(" ")):
             return Denied(401, "The bearer token is not known.", f'{challenge}, error="invalid_token"')
         return None
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether an address to listen on, or a name in a URL, can only be this machine itself."""
-    if host.lower().removesuffix(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _certified(request: web.BaseRequest) -> bool:
-    """Tell whether TLS has verified a client certificate (an empty one is one that was not verified)."""
-    transport = request.transport
-    return transport is not None and bool(transport.get_extra_info("peercert"))

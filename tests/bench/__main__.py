@@ -1,7 +1,7 @@
 """`python -m tests.bench`: measure speed and memory, and fail where a bound is broken.
 
-`--quick` takes fewer records; `--tail` adds the end-to-end measurement on the embedded broker (and on Apache Kafka
-where it can be had). Measured by themselves: `tests.bench.bench_guarantees` (transactions, snapshots, restoring),
+`--quick` takes fewer records; `--no-tail` leaves out the end-to-end measurement on the embedded broker (and on Apache
+Kafka where it can be had). Measured by themselves: `tests.bench.bench_guarantees` (transactions, snapshots, restoring),
 `tests.bench.bench_guard` (how long an agent waits for permission), `tests.bench.bench_fleet` (findings a second).
 """
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.config import Settings, SettingsError
-from sidecar.fleet.access import Gate, is_loopback, tokens_of
+from sidecar.fleet.access import Gate
+from sidecar.observe.access import TokenFile, is_loopback
 from tests.fleet.support import client, state
 
 DOCUMENT = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -77,7 +78,7 @@ async def test_a_token_is_needed_where_one_is_configured(tmp_path: Path, given: 
 def test_tokens_may_change_while_they_are_used(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("old\n")
-    knows = tokens_of(file)
+    knows = TokenFile(file, "fleet.token_file").knows
     assert knows("old") and not knows("new") and not knows("")
     file.write_text("new\n")
     assert knows("new") and not knows("old")
@@ -91,7 +92,7 @@ def test_a_token_file_that_holds_none_is_an_error(tmp_path: Path, content: str |
     if content is not None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(SettingsError, match=r"fleet\.token_file"):
-        tokens_of(file)
+        TokenFile(file, "fleet.token_file")
 
 
 def test_strangers_are_not_let_in_by_configuration(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 
 from sidecar.config import Settings, SettingsError
-from sidecar.guard.access import Access, is_loopback
+from sidecar.guard.access import Access
 from sidecar.guard.tls import tls_context
-from sidecar.guard.tokens import MAX_BYTES, TokenFile
+from sidecar.observe.access import MAX_BYTES, TokenFile, is_loopback
 from tests.guard.conftest import Certificates
 from tests.guard.support import Answer, FakeSessions, Guarded, authorized, guarded
 from tests.guard.test_api import QUESTIONS, refused
@@ -137,7 +137,7 @@ def test_a_file_that_was_just_written_is_read_again_even_if_it_looks_the_same(
     monkeypatch.setattr(TokenFile, "_stat", lambda self: (1, 2, 4, 1_000_000_000_000))
     path = tmp_path / "tokens"
     path.write_text("aaaa")
-    tokens = TokenFile(path, clock=lambda: 1000.0 + age)
+    tokens = TokenFile(path, "guard.token_file", clock=lambda: 1000.0 + age)
     path.write_text("bbbb")
     assert tokens.knows("bbbb") is again
 

@@ -1,10 +1,13 @@
-"""The bearer tokens that may ask, from a file that may change while it is used."""
+"""What every served address asks of whoever comes: where it listens, bearer tokens, client certificates."""
 
 import hmac
+import ipaddress
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from aiohttp import web
 
 from sidecar.config import SettingsError
 from sidecar.observe.logs import get_logger
@@ -27,13 +30,14 @@ class TokenFile:
 
     Args:
         path: the file.
+        setting: which setting names it, for the errors.
         clock: the time in Unix seconds, to compare with the file's.
 
     Raises:
         SettingsError: it cannot be read, is empty, or holds something that is no token.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, setting: str, clock: Callable[[], float] = time.time) -> None:
         self._path = path.expanduser()
         self._clock = clock
         self._seen: _Stamp | None = None
@@ -41,7 +45,7 @@ class TokenFile:
         try:
             self._read(self._stat())
         except (OSError, ValueError) as error:
-            raise SettingsError(f"guard.token_file: {_why(self._path, error)}") from None
+            raise SettingsError(f"{setting}: {_why(self._path, error)}") from None
 
     def knows(self, token: str) -> bool:
         """Tell whether a token is one of the file's, taking as long whichever it is."""
@@ -92,3 +96,19 @@ def _why(path: Path, error: OSError | ValueError) -> str:
     if isinstance(error, OSError):
         return f"cannot read {path}: {error.strerror or error}"
     return f"{path} is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"{path} {error}"
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address to listen on, or a name in a URL, can only be this machine itself."""
+    if host.lower().removesuffix(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def certified(request: web.BaseRequest) -> bool:
+    """Tell whether TLS has verified a client certificate (an empty one is one that was not verified)."""
+    transport = request.transport
+    return transport is not None and bool(transport.get_extra_info("peercert"))
