@@ -26,7 +26,7 @@ def made() -> str:
     """Return the document with every block made anew."""
     with tempfile.TemporaryDirectory() as folder:
         _run(EXAMPLES / "ten_minutes_emit.py", Path(folder))
-        with _watching(Path(folder)) as address:
+        with watching(Path(folder)) as address:
             asked = _run(EXAMPLES / "ten_minutes_ask.py", Path(folder), address)
 
     def block(match: re.Match[str]) -> str:
@@ -67,7 +67,7 @@ def _run(script: Path, folder: Path, address: str = "") -> str:
 
 
 @contextmanager
-def _watching(folder: Path) -> Iterator[str]:
+def watching(folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "sidecar", "--log-format", "json", "watch", "agent.jsonl", "--http", "127.0.0.1:0"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     log = folder / "watch.log"
