@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sidecar.client.errors import (
         Backlog,
         BrokerError,
+        BrokerRefusal,
         ClientError,
         Closed,
         EmitterError,
@@ -30,6 +31,7 @@ __all__ = [
     "ActionUnlogged",
     "Backlog",
     "BrokerError",
+    "BrokerRefusal",
     "ClientError",
     "Closed",
     "Emitter",
@@ -54,6 +56,7 @@ _MODULES = {
     "errors": (
         "Backlog",
         "BrokerError",
+        "BrokerRefusal",
         "ClientError",
         "Closed",
         "EmitterError",

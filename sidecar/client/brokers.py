@@ -3,20 +3,16 @@
 # mypy: untyped-calls-exclude="aiokafka"
 
 import asyncio
-import contextlib
 import logging
-import os
 from collections.abc import Coroutine, Iterable, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     IncompatibleBrokerVersion,
     KafkaConnectionError,
-    KafkaError,
     TopicAuthorizationFailedError,
     UnknownError,
     UnsupportedVersionError,
@@ -24,83 +20,34 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.metadata import MetadataRequest
 
-from sidecar.client.errors import BrokerError
+from sidecar import brokers
+from sidecar.client.errors import BrokerError, BrokerRefusal
 
 log = logging.getLogger(__name__)
 
-_SECURITY = ("security_protocol", "ssl_context", "sasl_")
-_DIAL = 3.0
 _NO_IDEMPOTENCE = (UnknownError, UnsupportedVersionError, IncompatibleBrokerVersion, ClusterAuthorizationFailedError)
 
 
 async def reach(options: Mapping[str, Any], within: float) -> dict[str, Any]:
     """Wait until one of the servers answers, and return the options with those that did.
 
-    aiokafka tries one after the other, each for the whole request timeout, so that one dead address could block it.
-
     Raises:
+        BrokerRefusal: they do not let this client in.
         BrokerError: none answered; each is named with its failure.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + within
-    while True:
-        answers = await dial(options)
-        if alive := [server for server, trouble in answers.items() if trouble is None]:
-            return {**options, "bootstrap_servers": alive}
-        if loop.time() >= deadline:
-            when = f" within {within:g} s" if within else ""
-            raise BrokerError(f"No Kafka broker could be reached{when}: {told(answers)}")
-        await asyncio.sleep(min(0.5, max(0.05, within / 10)))
-
-
-async def dial(options: Mapping[str, Any]) -> dict[str, str | None]:
-    """Try all servers at once, and return for each None (it answers) or what went wrong; one that answers is enough."""
-    security = {name: value for name, value in options.items() if name.startswith(_SECURITY)}
-    dials = {server: asyncio.create_task(_dial(server, security)) for server in options["bootstrap_servers"]}
-    pending = set(dials.values())
-    while pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        if any(task.result() is None for task in done):
-            break
-    for task in pending:
-        task.cancel()
-    if pending:
-        await asyncio.wait(pending)
-    return {server: "no answer" if task.cancelled() else task.result() for server, task in dials.items()}
-
-
-def told(answers: Mapping[str, str | None]) -> str:
-    """Return what went wrong with each server as a sentence."""
-    return "; ".join(f"{server}: {trouble or 'it answers'}" for server, trouble in answers.items())
-
-
-async def _dial(server: str, security: Mapping[str, Any]) -> str | None:
-    ((host, port, _),) = collect_hosts([server])
     try:
-        # Bare first: it tells a closed port from a broker that refuses the handshake.
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _DIAL)
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        connection = await asyncio.wait_for(
-            create_conn(host, port, request_timeout_ms=int(_DIAL * 1000), **security), 2 * _DIAL
-        )
-        connection.close()
-    except TimeoutError:
-        return "no answer"
-    except OSError as error:
-        return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
-    except KafkaError as error:
-        return str(error) or type(error).__name__
-    return None
+        return await brokers.reach(options, within, brokers.ARGUMENTS)
+    except brokers.Unreached as error:
+        raise (BrokerRefusal if error.refused else BrokerError)(str(error)) from None
 
 
-async def partition_counts(client: Any, topics: Iterable[str]) -> dict[str, int]:
+async def partition_counts(client: Any, topics: Iterable[str], needed: Literal["READ", "WRITE"]) -> dict[str, int]:
     """Return how many partitions topics have.
 
     Args:
         client: an `AIOKafkaClient` that has been bootstrapped.
         topics: the topics; they are not created by being asked for.
+        needed: what this client needs on them.
 
     Raises:
         BrokerError: one does not exist, or may not be seen.
@@ -112,8 +59,7 @@ async def partition_counts(client: Any, topics: Iterable[str]) -> dict[str, int]
         name, error = topic["topic"], for_code(topic["error_code"])
         if error is TopicAuthorizationFailedError:
             raise BrokerError(
-                f"The broker does not let this client see the topic {name}: grant its principal WRITE on it to publish,"
-                " or READ to listen."
+                f"The broker does not let this client see the topic {name}: grant its principal the ACL {needed} on it."
             )
         if not topic["partitions"]:
             raise BrokerError(

@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 from sidecar.client.compose import SEQ_ROOM, Role, common_fields, session_bytes
-from sidecar.client.errors import Backlog, Closed, EmitterError, Unacknowledged
+from sidecar.client.errors import Backlog, BrokerRefusal, Closed, EmitterError, Unacknowledged
 from sidecar.client.journal import Entry, Journal, journal_path
 from sidecar.client.kinds import Kinds, T_co
+from sidecar.client.options import REFUSED_PAUSE
 from sidecar.client.sinks import Sink
 from sidecar.client.worker import Worker
 from sidecar.protocol.records import MAX_INT
@@ -274,7 +275,7 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
 
         Raises:
             JournalError: the journal cannot be used: in use, damaged, somebody else's, unwritable.
-            BrokerError: no broker, or topics that are not fit.
+            BrokerError: no broker, or topics that are not fit; `BrokerRefusal`, at once: they do not let us in.
             OSError: the same of a file.
             ValueError: the journal began elsewhere than at `start_at`.
         """
@@ -453,7 +454,7 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
                     log.warning("%s: cannot publish, trying again: %s", self._session_id, error or repr(error))
                 self._trouble = error
                 await self._sink.reset()
-                await asyncio.sleep(pause)
+                await asyncio.sleep(REFUSED_PAUSE if isinstance(error, BrokerRefusal) else pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             self._trouble, pause = None, _PAUSE

@@ -11,6 +11,10 @@ class BrokerError(ClientError):
     """Say that a broker, or a topic on it, cannot be used."""
 
 
+class BrokerRefusal(BrokerError):
+    """Say that the brokers do not let this client in, and will not by being asked again: password, certificate, …."""
+
+
 class EmitterError(ClientError):
     """Be the base of what only the emitter raises."""
 

@@ -140,7 +140,8 @@ class Guard(_Configured):
             something else encrypts the way there.
         verify: for https, how the server is verified: True (the system's authorities), a file of authorities, an SSL
             context, or False (not at all: then anybody on the way can permit anything).
-        cert: for mutual TLS, the client's certificate: a PEM file, or (certificate, key).
+        cert: for mutual TLS, the client's certificate: a PEM file, or (certificate, key), the key not encrypted (else
+            give an SSL context as `verify`).
         timeout: longest time in seconds for one address to answer; a question asks at most four of them. The guard's
             own `guard.timeout` should be shorter, so that it can say what it waited for.
         patience: how long, in seconds, a question is asked again while the answer is one that may pass (the guard is

@@ -224,7 +224,8 @@ def _context(verify: Verify, cert: Cert | None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=verify)
     if cert is not None:
         chain, key = cert if isinstance(cert, tuple) else (cert, None)
-        context.load_cert_chain(chain, key)
+        # Without a password OpenSSL would ask on the terminal for that of an encrypted key, and a service would hang.
+        context.load_cert_chain(chain, key, "")
     return context
 
 

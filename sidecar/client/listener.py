@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-from sidecar.client.errors import BrokerError, Closed
+from sidecar.client.errors import BrokerError, BrokerRefusal, Closed
 from sidecar.client.halts import HaltView, OpenHalt
+from sidecar.client.options import REFUSED_PAUSE
 from sidecar.client.options import client_options as checked_options
 from sidecar.protocol.outputs import Halt, HaltAck
 
@@ -79,6 +80,7 @@ class HaltListener:
         self._offsets: dict[int, int] = {}
         self._current_at: dict[int, float] = {}
         self._ready = asyncio.Event()
+        self._refused = asyncio.Event()
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -137,7 +139,7 @@ class HaltListener:
         await self.aclose()
 
     async def start(self) -> None:
-        """Begin to read; a broker that is away is waited for in the background."""
+        """Begin to read; a broker that is away, or does not let us in, is tried again in the background."""
         if self._task is not None or self._closed:
             raise Closed("A listener is started once: make another one")
         self._loop = asyncio.get_running_loop()
@@ -150,6 +152,7 @@ class HaltListener:
             within: seconds to wait; None: for as long as it takes.
 
         Raises:
+            BrokerRefusal: the brokers do not let this client in: at once, and not when the time is over.
             BrokerError: it has not been in time; the message says what is known of the reason.
             Closed: the listener is not running.
         """
@@ -157,7 +160,7 @@ class HaltListener:
             raise Closed("The listener is not running: use it with `async with`")
         try:
             async with asyncio.timeout(within):
-                await self._ready.wait()
+                await _first(self._ready, self._refused)
         except TimeoutError:
             why = f" ({self.trouble or repr(self.trouble)})" if self.trouble is not None else ""
             raise BrokerError(
@@ -166,6 +169,7 @@ class HaltListener:
             ) from None
         if self._closed:
             raise Closed("The listener was closed before it was ready")
+        self._unless_refused()
 
     async def aclose(self) -> None:
         """End; every session counts as halted from then on."""
@@ -194,6 +198,7 @@ class HaltListener:
             within: seconds to wait; None: for as long as it takes.
 
         Raises:
+            BrokerRefusal: the brokers do not let this client in, and never have.
             Closed: the listener was never started.
         """
         with contextlib.suppress(TimeoutError):
@@ -203,6 +208,7 @@ class HaltListener:
                         return None
                     if self._task is None:
                         raise Closed("The listener is not running: use it with `async with`")
+                    self._unless_refused()
                     self._came.clear()
                     await self._came.wait()
         return self._records.popleft() if self._records else None
@@ -245,7 +251,7 @@ class HaltListener:
         if self._producer is None:
             producer = await open_producer(await reach(self._options, within))
             try:
-                await partition_counts(producer.client, (self._acks_topic,))
+                await partition_counts(producer.client, (self._acks_topic,), "WRITE")
             except BaseException:
                 await close_producer(producer)
                 raise
@@ -284,6 +290,12 @@ class HaltListener:
                     log.warning("%s: cannot read, trying again: %s", self._topic, error or repr(error))
                 pause = min(2 * pause, _LONGEST_PAUSE) if self.trouble is not None else _PAUSE
                 self.trouble = error
+                if isinstance(error, BrokerRefusal):
+                    self._refused.set()
+                    self._came.set()
+                    await asyncio.sleep(REFUSED_PAUSE)
+                    continue
+            self._refused.clear()
             await asyncio.sleep(pause)
 
     async def _read(self) -> None:
@@ -292,8 +304,10 @@ class HaltListener:
 
         from sidecar.client.brokers import close_consumer, reach
 
+        options = await reach(self._options, 0)
+        self._refused.clear()
         consumer = AIOKafkaConsumer(
-            **await reach(self._options, 0),
+            **options,
             enable_auto_commit=False,
             auto_offset_reset="none",
             isolation_level="read_committed",
@@ -313,6 +327,11 @@ class HaltListener:
         finally:
             await close_consumer(consumer)
 
+    def _unless_refused(self) -> None:
+        """Raise what the brokers said, where they have not let us in and nothing is known yet."""
+        if self._refused.is_set() and not self._ready.is_set():
+            raise BrokerRefusal(f"The topic {self._topic} cannot be read: {self.trouble}")
+
     def _take(self, tp: "TopicPartition", offset: int, key: bytes | None, value: bytes | None) -> None:
         halt = self._view.apply(tp.topic, tp.partition, offset, key, value)
         self._offsets[tp.partition] = offset + 1
@@ -328,6 +347,17 @@ class HaltListener:
         if self.trouble is not None:
             log.info("%s: reading again", self._topic)
             self.trouble = None
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait until one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 class _MadeAnewError(Exception):
@@ -351,7 +381,7 @@ class _Reading:
 
         listener, consumer = self._listener, self._consumer
         async with asyncio.timeout(_PATIENCE):
-            counts = await partition_counts(consumer._client, (listener._topic,))
+            counts = await partition_counts(consumer._client, (listener._topic,), "READ")
             tps = [TopicPartition(listener._topic, partition) for partition in range(counts[listener._topic])]
             if len(tps) <= len(self._tps):
                 return

@@ -72,7 +72,20 @@ class FleetSettings(Section):
         description="A guard (`run`) that the board may ask for the approvals a session has now; unset: they are not"
         " drawn.",
     )
-    guard_token_file: Path | None = Field(default=None, description="File with the token that this guard asks for.")
+    guard_token_file: Path | None = Field(
+        default=None,
+        description="File with the token that this guard asks for (its first line; read again when it is refused). It "
+        "is shown to the replica that has the session, too; with an address of https, never over http.",
+    )
+    guard_cafile: Path | None = Field(
+        default=None, description="Authorities (PEM) that this guard's certificate must come from; unset: the system's."
+    )
+    guard_certfile: Path | None = Field(
+        default=None, description="Certificate chain (PEM) to show to this guard, for mutual TLS."
+    )
+    guard_keyfile: Path | None = Field(
+        default=None, description="Private key (PEM) of that certificate; unset: it is in the same file."
+    )
     ask_timeout: Seconds = Field(
         default=2.0, ge=0.1, le=60, description="How long another worker may take to answer a query."
     )
@@ -102,6 +115,16 @@ class FleetSettings(Section):
         if url is not None and not _URL.fullmatch(url.rstrip("/")):
             raise ValueError("an address is http://HOST:PORT or https://HOST:PORT, without a path")
         return url and url.rstrip("/")
+
+    @model_validator(mode="after")
+    def _guard(self) -> "FleetSettings":
+        names = ("guard_cafile", "guard_certfile", "guard_keyfile")
+        given = [f"fleet.{name}" for name in names if getattr(self, name) is not None]
+        if given and not (self.guard_url or "").startswith("https://"):
+            raise ValueError(f"{' and '.join(given)} given, and fleet.guard_url is no https:// address")
+        if self.guard_keyfile is not None and self.guard_certfile is None:
+            raise ValueError("fleet.guard_keyfile is given without a certificate: set fleet.guard_certfile too")
+        return self
 
     @model_validator(mode="after")
     def _heartbeats(self) -> "FleetSettings":

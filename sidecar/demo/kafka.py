@@ -23,8 +23,8 @@ from sidecar.protocol.outputs import Finding, Halt, Source
 from sidecar.simulate import Message
 from sidecar.tail.clients import close_consumer, close_producer, open_consumer, open_producer, reach
 from sidecar.tail.errors import TailError
+from sidecar.tail.planned import plan
 from sidecar.tail.tail import Tail
-from sidecar.tail.topics import plan
 
 log = get_logger(__name__)
 

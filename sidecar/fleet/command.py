@@ -11,11 +11,9 @@ from typing import Any
 
 from sidecar.config import Settings, SettingsError
 from sidecar.config.fleet import PORT
-from sidecar.config.security import read_secret
 from sidecar.fleet import peers, web
 from sidecar.fleet.access import Gate
 from sidecar.fleet.board import Board
-from sidecar.fleet.edges import GuardEdges
 from sidecar.fleet.errors import FleetError
 from sidecar.fleet.shard import ROLES, Shelf
 from sidecar.fleet.worker import FleetWorker
@@ -24,7 +22,7 @@ from sidecar.observe.health import Health
 from sidecar.observe.http import HttpServer
 from sidecar.observe.logs import get_logger
 
-__all__ = ["FleetError", "address", "edges_of", "serve"]
+__all__ = ["FleetError", "address", "serve"]
 
 log = get_logger("sidecar")
 
@@ -36,18 +34,6 @@ def address(settings: Settings) -> tuple[str, int]:
     """Return where the fleet is served: on a port of its own, unless the settings name one."""
     given = "http" in settings.model_fields_set and "port" in settings.http.model_fields_set
     return settings.http.host, settings.http.port if given else PORT
-
-
-def edges_of(settings: Settings) -> web.Edges | None:
-    """Return what asks the guard that the settings name for sessions' approvals; None: they name none.
-
-    Raises:
-        SettingsError: the token cannot be read.
-    """
-    url, file = settings.fleet.guard_url, settings.fleet.guard_token_file
-    if url is None:
-        return None
-    return GuardEdges(url, read_secret(file, "fleet.guard_token_file") if file is not None else None)
 
 
 async def serve(

@@ -8,17 +8,17 @@ names is open, also where the record that opened it, with its reasons, is gone.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.conn import collect_hosts
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, for_code
 from aiokafka.protocol.metadata import MetadataRequest
 from msgspec import Struct, field
 
+from sidecar import brokers
 from sidecar.config import Settings
 from sidecar.engine.status import LISTED
 from sidecar.observe.logs import get_logger
@@ -26,7 +26,7 @@ from sidecar.protocol.outputs import Halt, HaltAck
 
 log = get_logger(__name__)
 
-_DIAL = 3.0
+_REACH = 3.0
 _FETCH_WAIT_MS = 100
 _SETTLE = 2.0
 
@@ -162,10 +162,7 @@ class Reader:
                     " check that every partition of it has a leader"
                 ) from None
             if isinstance(error, TopicAuthorizationFailedError):
-                raise HaltLogError(
-                    f"the broker does not let us read {self._halts} and {self._acks}:"
-                    " grant the principal the ACLs READ and DESCRIBE on them"
-                ) from None
+                raise HaltLogError(_unreadable((self._halts, self._acks))) from None
             if isinstance(error, KafkaError):
                 raise HaltLogError(
                     f"the topic {self._halts} cannot be read: {error!r}; check the settings kafka.security_protocol and"
@@ -246,40 +243,15 @@ class Reader:
 
 
 async def reach(settings: Settings) -> dict[str, Any]:
-    """Return the options for clients, with those of the bootstrap servers that take connections.
-
-    aiokafka tries one after the other, each for the whole request timeout: one dead address could block it for long.
+    """Wait for a moment until one of the bootstrap servers answers, and return the options for clients with those.
 
     Raises:
-        HaltLogError: none does; each is named with its failure.
+        HaltLogError: none did, or they refuse; each is named with its failure.
     """
-    options = settings.kafka.client_options()
-    servers: list[str] = options["bootstrap_servers"]
-    troubles = await asyncio.gather(*map(_dial, servers))
-    alive = [server for server, trouble in zip(servers, troubles, strict=True) if trouble is None]
-    if not alive:
-        told = "; ".join(f"{server}: {trouble}" for server, trouble in zip(servers, troubles, strict=True))
-        raise HaltLogError(
-            f"no Kafka broker can be reached ({told}): check that one runs there, and --bootstrap-servers"
-            " (the setting kafka.bootstrap_servers)"
-        )
-    return {**options, "bootstrap_servers": alive}
-
-
-async def _dial(server: str) -> str | None:
-    """Return None if something takes connections there, else what went wrong."""
-    ((host, port, _),) = collect_hosts([server])
     try:
-        async with asyncio.timeout(_DIAL):
-            _, writer = await asyncio.open_connection(host, port)
-    except TimeoutError:
-        return f"no answer within {_DIAL:g} s"
-    except OSError as error:
-        return error.strerror or str(error)
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return None
+        return await brokers.reach(settings.kafka.client_options(), _REACH, brokers.SETTINGS)
+    except brokers.Unreached as error:
+        raise HaltLogError(str(error)) from None
 
 
 async def _partitions(options: Mapping[str, Any], topics: Iterable[str]) -> dict[str, list[int]]:
@@ -291,10 +263,14 @@ async def _partitions(options: Mapping[str, Any], topics: Iterable[str]) -> dict
         reply = (await admin._send_request(MetadataRequest(list(topics), False))).to_object()
     finally:
         await admin.close()
-    for topic in reply["topics"]:
-        if for_code(topic["error_code"]) is TopicAuthorizationFailedError:
-            raise TopicAuthorizationFailedError(topic["topic"])
+    hidden = [t["topic"] for t in reply["topics"] if for_code(t["error_code"]) is TopicAuthorizationFailedError]
+    if hidden:
+        raise HaltLogError(_unreadable(hidden))
     return {t["topic"]: sorted(p["partition"] for p in t["partitions"]) for t in reply["topics"] if t["partitions"]}
+
+
+def _unreadable(topics: Sequence[str]) -> str:
+    return f"the broker does not let us read {' and '.join(topics)}: grant the principal the ACL READ on it"
 
 
 async def publish_ack(

@@ -20,7 +20,7 @@ from faust.types import TP
 from sidecar.config import Settings
 from sidecar.fleet.alerts import Bounds, of_dim, of_session
 from sidecar.fleet.credentials import broker_options
-from sidecar.fleet.errors import FleetError
+from sidecar.fleet.errors import FleetError, meaning
 from sidecar.fleet.groups import dim_key, encode_wire, statuses, survival_by_model, wire_key
 from sidecar.fleet.part import Part, alerts_keeper, sessions_keeper
 from sidecar.fleet.rollups import REFRESH, Rollup
@@ -197,7 +197,9 @@ class FleetWorker:
             except (KafkaError, FaustError, TimeoutError) as error:
                 self._metrics.failed()
                 self._brokers(False)
-                log.warning("the brokers did not take what is to be written; it is tried again", error=repr(error))
+                log.warning(
+                    "the brokers did not take what is to be written; it is tried again", error=meaning(error, "WRITE")
+                )
                 await asyncio.sleep(_RETRY)
 
         return all_parts
@@ -245,7 +247,9 @@ class FleetWorker:
             return
         if isinstance(reason, FleetError):
             raise reason
-        raise FleetError(f"The fleet cannot go on: {reason!r}. It is to be started again.") from reason
+        # What cannot be written is tried again; so it was read.
+        said = meaning(reason, "READ")
+        raise FleetError(f"The fleet cannot go on: {said}. It is to be started again.") from reason
 
     async def _leave(self) -> None:
         """Write what has changed before the partitions are given away."""

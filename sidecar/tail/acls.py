@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from sidecar.config import FleetSettings, Settings, TailSettings, TopicSettings
-from sidecar.tail.topics import plan as topics
+from sidecar.tail.planned import plan as topics
 
 Party = Literal["setup", "tail", "fleet", "agents", "listeners", "operators"]
 Resource = Literal["topic", "group", "transactionalId"]
@@ -90,6 +90,16 @@ def plan(settings: Settings) -> list[Acl]:
         ("operators", "topic", names.halt_acks, "literal", ("Read", "Write"), "who has one in hand"),
     ]
     return [Acl(*row) for row in rows]
+
+
+def on_topics(settings: Settings, party: Party) -> dict[str, tuple[Operation, ...]]:
+    """Return what a party needs to do on each topic that it needs.
+
+    Args:
+        settings: as for `plan`.
+        party: who.
+    """
+    return {acl.name: acl.operations for acl in plan(settings) if acl.party == party and acl.resource == "topic"}
 
 
 def principals(given: Mapping[str, str] | None = None) -> dict[Party, str]:

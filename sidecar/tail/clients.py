@@ -3,25 +3,21 @@
 # mypy: untyped-calls-exclude="aiokafka"
 
 import asyncio
-import contextlib
-import ssl
 from collections.abc import Coroutine, Mapping
 from itertools import chain
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     IncompatibleBrokerVersion,
     KafkaConnectionError,
-    KafkaError,
-    SaslAuthenticationFailed,
     TransactionalIdAuthorizationFailed,
     UnknownError,
     UnsupportedVersionError,
 )
 
+from sidecar import brokers
 from sidecar.config import Settings
 from sidecar.observe.logs import get_logger
 from sidecar.tail.errors import TailError
@@ -31,7 +27,6 @@ log = get_logger(__name__)
 STARTUP_TIMEOUT = 30.0
 """Seconds in which a broker must have answered, else the start is an error."""
 
-_DIAL = 3.0
 _BACKOFF_MS = 5
 _LEAST_PATIENCE_MS = 100
 _NO_IDEMPOTENCE = (
@@ -42,85 +37,20 @@ _NO_IDEMPOTENCE = (
 )
 
 
-class _Refusal(str):
-    """Say why a broker will not have us; asking again does not change it."""
-
-
 async def reach(settings: Settings, within: float = STARTUP_TIMEOUT) -> dict[str, Any]:
-    """Wait until one of the bootstrap servers answers, and return the options for clients.
-
-    aiokafka tries its seeds one after the other in random order, each for the whole request timeout: one dead
-    seed would block the start. So all are dialled at once here, and the options name those that answered.
+    """Wait until one of the bootstrap servers answers, and return the options for clients, with those that did.
 
     Args:
         settings: the settings tree; its `kafka` section is used.
         within: seconds to try.
 
     Raises:
-        TailError: none answered in time; the addresses, the last failures and the setting are named.
+        TailError: none answered in time, or they refuse; the addresses, the failures and the settings are named.
     """
-    options = settings.kafka.client_options()
-    servers: list[str] = options["bootstrap_servers"]
-    security = {key: value for key, value in options.items() if key == "ssl_context" or key.startswith(("sec", "sasl"))}
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + within
-    while True:
-        answers = await _dial_all(servers, security)
-        alive = [server for server, trouble in answers.items() if trouble is None]
-        if alive:
-            options["bootstrap_servers"] = alive
-            return options
-        refused = all(isinstance(trouble, _Refusal) for trouble in answers.values())
-        if refused or loop.time() > deadline:
-            troubles = "; ".join(f"{server}: {trouble}" for server, trouble in answers.items())
-            if refused:
-                # Asked again, a broker says the same, and after enough wrong passwords it may lock the account.
-                raise TailError(
-                    f"The Kafka brokers refuse the connection ({troubles}). Check the security"
-                    " settings, kafka.sasl_… and kafka.ssl_…, and what the brokers expect."
-                )
-            raise TailError(
-                f"No Kafka broker could be reached within {within:g} s ({troubles}). Check that a broker runs there,"
-                " and the setting kafka.bootstrap_servers (or --bootstrap-servers) and the security settings beside it."
-            )
-        await asyncio.sleep(min(0.5, max(0.05, within / 10)))
-
-
-async def _dial_all(servers: list[str], security: Mapping[str, Any]) -> dict[str, str | None]:
-    """Dial all at once; wait for the slow ones only until one has answered."""
-    dials = {server: asyncio.create_task(_dial(server, security)) for server in servers}
-    pending = set(dials.values())
-    while pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        if any(dial.result() is None for dial in done):
-            break
-    for dial in pending:
-        dial.cancel()
-    if pending:
-        await asyncio.wait(pending)
-    return {server: "no answer" if dial.cancelled() else dial.result() for server, dial in dials.items()}
-
-
-async def _dial(server: str, security: Mapping[str, Any]) -> str | None:
-    """Return None if a broker answers there, through TLS and SASL, else what went wrong."""
-    ((host, port, _),) = collect_hosts([server])
     try:
-        # Bare first: it tells a closed port from a broker that refuses the handshake.
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _DIAL)
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        connection = await asyncio.wait_for(
-            create_conn(host, port, request_timeout_ms=int(_DIAL * 1000), **security), 2 * _DIAL
-        )
-        connection.close()
-    except TimeoutError:
-        return "no answer"
-    except (SaslAuthenticationFailed, ssl.SSLCertVerificationError) as error:
-        return _Refusal(str(error) or type(error).__name__)
-    except (OSError, KafkaError) as error:
-        return str(error) or type(error).__name__
-    return None
+        return await brokers.reach(settings.kafka.client_options(), within, brokers.SETTINGS)
+    except brokers.Unreached as error:
+        raise TailError(str(error)) from None
 
 
 async def open_consumer(options: Mapping[str, Any], **more: Any) -> AIOKafkaConsumer:

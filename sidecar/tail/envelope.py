@@ -1,12 +1,15 @@
 """One record of the snapshot topic: what stands in it, and how a damaged or a foreign one is told.
 
 A value is eight bytes of checksum, then a msgpack array. The checksum is seeded with the key, so that a value under
-another key fails it too. What stands under the key of a session differs from what stands under `marker` and `base`;
-all begin with version, origin and number:
+another key fails it too. What stands under the key of a session differs from what stands under those of the parts
+of its state, and under `marker` and `base`; all begin with version, origin and number:
 
 - version: of this layout and of the engine's state in it; another one is refused, not guessed.
 - origin: a digest of the group, its inputs and the task. A record of another origin says nothing about this task.
 - number: rises with every record that a task writes, so that an older one written again is seen.
+
+A state that is too large for one record stands in parts, written right before the session's record with the numbers
+right before its own. So a record and its parts are known to belong together, and a part that was overwritten is missed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,6 +28,8 @@ VERSION = FORMAT * 1000 + STATE_VERSION
 MARKER_KEY = b"marker"
 BASE_KEY = b"base"
 _SESSION = b"s:"
+_PART = b"p:"
+_INDEX = 4
 _CHECKSUM = 8
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -37,12 +42,26 @@ class Unusable(ValueError):
 class Kept(Struct, gc=False):
     """Hold a session as it was written: its number, the next offset of each input topic, and its state.
 
-    The state is empty where it was too large to be written: that there is such a session is all that is known.
+    The state is empty where it stands in parts, and where it could not be written: that there is such a session is all
+    that is known then.
     """
 
     number: int
     positions: Mapping[str, int]
     frozen: Frozen
+    parts: int = 0
+    """How many parts the state has that stands in parts."""
+
+    def numbers(self) -> range:
+        """Return the numbers of the parts, in their order."""
+        return range(self.number - self.parts, self.number)
+
+
+class Part(Struct, frozen=True, gc=False):
+    """Hold a part of a session's state."""
+
+    number: int
+    state: bytes
 
 
 class Marker(Struct, frozen=True):
@@ -59,7 +78,7 @@ class Base(Struct, frozen=True):
     number: int
 
 
-Item = Kept | Marker | Base
+Item = Kept | Part | Marker | Base
 
 
 class _Session(Struct, array_like=True, gc=False):
@@ -70,6 +89,14 @@ class _Session(Struct, array_like=True, gc=False):
     status: str
     open_halts: int
     waiting: bool
+    state: bytes
+    parts: int = 0
+
+
+class _Part(Struct, array_like=True, gc=False):
+    version: int
+    origin: int
+    number: int
     state: bytes
 
 
@@ -82,6 +109,7 @@ class _Mark(Struct, array_like=True):
 
 
 _decode_session = msgspec.msgpack.Decoder(_Session).decode
+_decode_part = msgspec.msgpack.Decoder(_Part).decode
 _decode_mark = msgspec.msgpack.Decoder(_Mark).decode
 _decode_positions = msgspec.msgpack.Decoder(dict[str, int]).decode
 
@@ -108,6 +136,27 @@ def is_session_key(key: bytes) -> bool:
     return key.startswith(_SESSION)
 
 
+def part_key(key: bytes, index: int) -> bytes:
+    """Return the key that a part of a state stands under.
+
+    Args:
+        key: the session's.
+        index: which part, from 0.
+    """
+    return _PART + index.to_bytes(_INDEX) + key
+
+
+def is_part_key(key: bytes) -> bool:
+    """Return whether a part of a state stands under a key."""
+    return key.startswith(_PART)
+
+
+def part_of(key: bytes) -> tuple[str, int]:
+    """Return which session a part belongs to, and which part it is."""
+    begin = len(_PART) + _INDEX
+    return key[begin + len(_SESSION) :].decode(), int.from_bytes(key[len(_PART) : begin])
+
+
 def packed(positions: Mapping[str, int]) -> Raw:
     """Return positions in the form they are written in, made once for all sessions of a round."""
     return Raw(_encode(dict(sorted(positions.items()))))
@@ -126,10 +175,14 @@ class Codec:
         self._packed = b""
         self._positions: Mapping[str, int] = {}
 
-    def session(self, key: bytes, number: int, positions: Raw, frozen: Frozen, state: bytes) -> bytes:
-        """Return a session's value; `state` is the frozen one's, or empty where that is too large."""
+    def session(self, key: bytes, number: int, positions: Raw, frozen: Frozen, state: bytes, parts: int = 0) -> bytes:
+        """Return a session's value; `state` is the frozen one's, or empty where that stands in so many parts."""
         body = (VERSION, self.origin, number, positions, frozen.status, frozen.open_halts, frozen.waiting, state)
-        return _sealed(key, _encode(body))
+        return _sealed(key, _encode((*body, parts) if parts else body))
+
+    def part(self, key: bytes, number: int, state: bytes) -> bytes:
+        """Return the value of a part of a session's state."""
+        return _sealed(key, _encode((VERSION, self.origin, number, state)))
 
     def marker(self, number: int, positions: Raw, sessions: int) -> bytes:
         """Return the value of the marker that ends a round."""
@@ -145,7 +198,7 @@ class Codec:
         Raises:
             Unusable: it is damaged, foreign, of another version, or under a key that is not its own.
         """
-        if key is None or not (is_session_key(key) or key in (MARKER_KEY, BASE_KEY)):
+        if key is None or not (is_session_key(key) or is_part_key(key) or key in (MARKER_KEY, BASE_KEY)):
             raise Unusable("its key is none that a snapshot has")
         body = memoryview(value)[_CHECKSUM:]
         if value[:_CHECKSUM] != xxh3_64_digest(body, _seed(key)):
@@ -153,7 +206,9 @@ class Codec:
                 "its checksum does not match: it is damaged, was written under another key, or is no snapshot"
             )
         try:
-            return self._session(key, body) if is_session_key(key) else self._mark(key, body)
+            if is_session_key(key):
+                return self._session(key, body)
+            return self._part(body) if is_part_key(key) else self._mark(key, body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             # Another version may look quite different behind its first element.
             _check_version(_first(body))
@@ -174,14 +229,19 @@ class Codec:
             seen=0.0,
             state=read.state,
         )
-        return Kept(read.number, self._positions, frozen)
+        return Kept(read.number, self._positions, frozen, read.parts)
+
+    def _part(self, body: memoryview) -> Part:
+        read = _decode_part(body)
+        self._check(read)
+        return Part(read.number, read.state)
 
     def _mark(self, key: bytes, body: memoryview) -> Marker | Base:
         read = _decode_mark(body)
         self._check(read)
         return Base(read.number) if key == BASE_KEY else Marker(read.number, read.positions, read.sessions)
 
-    def _check(self, read: _Session | _Mark) -> None:
+    def _check(self, read: _Session | _Part | _Mark) -> None:
         _check_version(read.version)
         if read.origin != self.origin:
             raise Unusable(

@@ -1,8 +1,23 @@
 """What the records of a snapshot partition come to, read in their order."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from sidecar.tail.envelope import BASE_KEY, MARKER_KEY, Base, Codec, Item, Kept, Marker, Unusable, is_session_key
+from sidecar.tail.envelope import (
+    BASE_KEY,
+    MARKER_KEY,
+    Base,
+    Codec,
+    Item,
+    Kept,
+    Marker,
+    Part,
+    Unusable,
+    is_part_key,
+    is_session_key,
+    part_key,
+    part_of,
+)
 
 
 class SnapshotError(Exception):
@@ -42,10 +57,12 @@ class Restored(Struct):
     records: int
     size: int
     """Bytes of all keys and values read."""
+    parts: dict[str, int]
+    """How many parts of states stand there, by session."""
 
     @property
     def oversized(self) -> list[str]:
-        """Return the sessions of which nothing but the id is known, because their state was too large."""
+        """Return the sessions of which nothing but the id is known, because their state could not be written."""
         return [kept.frozen.session_id for kept in self.sessions if not kept.frozen.state]
 
 
@@ -70,6 +87,9 @@ class Gathering:
         self._partition = partition
         self._codec = Codec(origin)
         self._sessions: dict[bytes, Kept] = {}
+        self._parts: dict[bytes, Part] = {}
+        # Put together as soon as the session's record comes: whoever wrote the next parts may have died before theirs.
+        self._states: dict[bytes, bytes] = {}
         self._marker: Marker | None = None
         self._base: Base | None = None
         self._newest = 0
@@ -115,30 +135,70 @@ class Gathering:
                 f"{missing} of the sessions that the marker counts are missing (the topic has to have"
                 " cleanup.policy=compact, and nothing else may delete from it)",
             )
-        return Restored(list(self._sessions.values()), self._marker, self._newest + 1, self.records, self.size)
+        sessions = list(map(self._whole, self._sessions.values(), self._sessions))
+        parts: dict[str, int] = {}
+        for key in self._parts:
+            session_id, index = part_of(key)
+            parts[session_id] = max(parts.get(session_id, 0), index + 1)
+        return Restored(sessions, self._marker, self._newest + 1, self.records, self.size, parts)
 
     def _standing(self, key: bytes) -> Item | None:
         if key == MARKER_KEY:
             return self._marker
-        return self._base if key == BASE_KEY else self._sessions.get(key)
+        if key == BASE_KEY:
+            return self._base
+        return self._parts.get(key) if is_part_key(key) else self._sessions.get(key)
 
     def _keep(self, key: bytes, item: Item) -> None:
         if type(item) is Kept:
             self._sessions[key] = item
+            self._states.pop(key, None)
+            if item.parts and (state := self._assembled(key, item)) is not None:
+                self._states[key] = state
+        elif type(item) is Part:
+            self._parts[key] = item
         elif type(item) is Marker:
             self._marker = item
             self._removed = 0
         elif type(item) is Base:
             self._sessions.clear()
+            self._parts.clear()
+            self._states.clear()
             self._marker, self._base = None, item
             self._trouble, self._bad = None, 0
 
     def _remove(self, key: bytes | None) -> None:
         if key == MARKER_KEY:
             self._marker = None
+        elif key is not None and is_part_key(key):
+            self._parts.pop(key, None)
         elif key is not None and is_session_key(key):
             self._sessions.pop(key, None)
+            self._states.pop(key, None)
             self._removed += 1
+
+    def _assembled(self, key: bytes, kept: Kept) -> bytes | None:
+        """Return the state of a session from its parts; None: one of them is not there, or not the one it was."""
+        parts = [self._parts.get(part_key(key, index)) for index in range(kept.parts)]
+        if [part.number if part is not None else None for part in parts] != list(kept.numbers()):
+            return None
+        return b"".join(part.state for part in parts if part is not None)
+
+    def _whole(self, kept: Kept, key: bytes) -> Kept:
+        """Return a session with its state.
+
+        Raises:
+            SnapshotError: a part of it is missing.
+        """
+        if not kept.parts:
+            return kept
+        if (state := self._states.get(key)) is None:
+            raise self._error(
+                None,
+                f"parts of the state of session {kept.frozen.session_id[:200]!r} are missing: its next state was being"
+                " written when the writer ended",
+            )
+        return replace(kept, frozen=replace(kept.frozen, state=state))
 
     def _refuse(self, offset: int, why: str) -> None:
         self._bad += 1

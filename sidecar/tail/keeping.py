@@ -72,7 +72,9 @@ class Keeper:
             self._writer = SnapshotWriter(self._topic, self._number, self._origin, error.next_number)
             self._anew = True
             return None
-        self._writer = SnapshotWriter(self._topic, self._number, self._origin, restored.next_number)
+        self._writer = SnapshotWriter(
+            self._topic, self._number, self._origin, restored.next_number, parts=restored.parts
+        )
         self._unmarked = restored.marker is None
         return restored
 

@@ -179,7 +179,9 @@ class Publisher:
 
     async def __aenter__(self) -> "Publisher":
         self._options = await reach(self._settings, self._within)
-        topics = await create_missing(self._settings, only=("events", "compactions"), options=self._options)
+        topics = await create_missing(
+            self._settings, only=("events", "compactions"), party="agents", options=self._options
+        )
         self._counts = {spec.name: spec.partitions for spec in (*topics.created, *topics.existing)}
         try:
             self._producer = await open_producer(self._options, linger_ms=5, max_batch_size=1 << 18)

@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 from sidecar.engine.state import Frozen
 from sidecar.observe.logs import get_logger
 from sidecar.tail.clients import close_consumer, open_consumer
-from sidecar.tail.envelope import BASE_KEY, MARKER_KEY, Codec, Kept, Marker, origin_of, packed, session_key
+from sidecar.tail.envelope import BASE_KEY, MARKER_KEY, Codec, Kept, Marker, origin_of, packed, part_key, session_key
 from sidecar.tail.gather import Gathering, Restored, SnapshotError
 from sidecar.tail.messages import MAX_MESSAGE, Message
 
@@ -41,6 +41,8 @@ _ASK_WITHIN = 15.0
 _PARTITION_BYTES = 8 * 2**20
 _OVERHEAD = 256
 """Bytes of a record besides key and state, without the positions."""
+_LEAST_PART = 16
+"""What a part of a state may have is at least one in so many bytes of a record: an id that leaves less is too long."""
 
 
 class SnapshotWriter:
@@ -55,21 +57,31 @@ class SnapshotWriter:
         origin: from `origin_of`.
         next_number: from what was restored (`Restored.next_number`, `SnapshotError.next_number`).
         limit: the most bytes that key and value of a record may have, or a broker would not take it.
+        parts: from what was restored (`Restored.parts`).
     """
 
-    def __init__(self, topic: str, partition: int, origin: int, next_number: int = 1, limit: int = MAX_MESSAGE) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        origin: int,
+        next_number: int = 1,
+        limit: int = MAX_MESSAGE,
+        parts: Mapping[str, int] | None = None,
+    ) -> None:
         self._topic = topic
         self._partition = partition
         self._codec = Codec(origin)
         self._limit = limit
         self._unwritten: set[str] = set()
+        self._parts = dict(parts or {})
         self.number = next_number
         """The number of the next record."""
         self.records = 0
         self.size = 0
         """Bytes of all keys and values made."""
         self.too_large = 0
-        """How often a session's state was too large to be written."""
+        """How often a session's state could not be written, because of the length of its id."""
 
     def round(
         self,
@@ -95,13 +107,13 @@ class SnapshotWriter:
         if anew:
             yield self._message(BASE_KEY, self._codec.base(self._take_number()))
         for frozen in changed:
-            if (message := self._session(frozen, raw)) is not None:
-                yield message
+            yield from self._session(frozen, raw)
         for session_id in dropped:
             if session_id in self._unwritten:
                 self._unwritten.discard(session_id)
             else:
                 yield self._message(session_key(session_id), None)
+                yield from self._fewer_parts(session_id, 0)
         count = sessions - len(self._unwritten)
         yield self._message(MARKER_KEY, self._codec.marker(self._take_number(), raw, count))
 
@@ -113,25 +125,42 @@ class SnapshotWriter:
             positions: the next offset of each input topic.
         """
         raw = packed(positions)
-        return [message for frozen in sessions if (message := self._session(frozen, raw)) is not None]
+        return [message for frozen in sessions for message in self._session(frozen, raw)]
 
-    def _session(self, frozen: Frozen, positions: Raw) -> Message | None:
-        key, number = session_key(frozen.session_id), self._take_number()
+    def _session(self, frozen: Frozen, positions: Raw) -> Iterator[Message]:
+        key, state = session_key(frozen.session_id), frozen.state
         around = len(key) + len(bytes(positions)) + _OVERHEAD
-        if around + len(frozen.state) <= self._limit:
-            return self._message(key, self._codec.session(key, number, positions, frozen, frozen.state))
-        self.too_large += 1
-        log.error(
-            "a session's state is too large for the snapshot topic: after a restart the session cannot be verified",
-            session=frozen.session_id[:200],
-            size=around + len(frozen.state),
-            limit=self._limit,
-        )
-        if around <= self._limit:
-            return self._message(key, self._codec.session(key, number, positions, frozen, b""))
-        # Not even its id: after a restart its first positions are missing, which no checkpoint survives.
-        self._unwritten.add(frozen.session_id)
-        return None
+        room, parts = self._limit - around, 0
+        if len(state) > room >= self._limit // _LEAST_PART:
+            pieces = [state[begin : begin + room] for begin in range(0, len(state), room)]
+            for index, piece in enumerate(pieces):
+                part = part_key(key, index)
+                yield self._message(part, self._codec.part(part, self._take_number(), piece))
+            state, parts = b"", len(pieces)
+        elif len(state) > room:
+            self.too_large += 1
+            log.error(
+                "a session's id is too long for the snapshot topic: after a restart the session cannot be verified",
+                session=frozen.session_id[:200],
+                size=around + len(state),
+                limit=self._limit,
+            )
+            state = b""
+        if room < 0:
+            # Not even its id: after a restart its first positions are missing, which no checkpoint survives.
+            self._unwritten.add(frozen.session_id)
+            return
+        value = self._codec.session(key, self._take_number(), positions, frozen, state, parts)
+        yield self._message(key, value)
+        yield from self._fewer_parts(frozen.session_id, parts)
+
+    def _fewer_parts(self, session_id: str, parts: int) -> Iterator[Message]:
+        """Yield tombstones for the parts that a session has no more, once its record says so."""
+        before = self._parts.pop(session_id, 0)
+        if parts:
+            self._parts[session_id] = parts
+        for index in range(parts, before):
+            yield self._message(part_key(session_key(session_id), index), None)
 
     def _take_number(self) -> int:
         number, self.number = self.number, self.number + 1

@@ -1,4 +1,4 @@
-"""The topics the sidecar needs: plan them, create what is missing, print them."""
+"""See that the topics are there, create what is missing, print them."""
 
 # mypy: untyped-calls-exclude="aiokafka"
 
@@ -24,64 +24,16 @@ from msgspec.structs import replace
 
 from sidecar.config import Settings
 from sidecar.observe.logs import get_logger
+from sidecar.tail.acls import Operation, Party, on_topics
 from sidecar.tail.clients import STARTUP_TIMEOUT, reach
 from sidecar.tail.errors import TailError
+from sidecar.tail.planned import FLEET_ROLES, TAIL_ROLES, Role, TopicSpec, plan
 
 log = get_logger(__name__)
 
-Role = Literal[
-    "events",
-    "compactions",
-    "findings",
-    "halts",
-    "sessions",
-    "halt_acks",
-    "dlq",
-    "snapshots",
-    "alerts",
-    "fleet_sessions",
-    "fleet_rollups",
-]
-TAIL_ROLES: tuple[Role, ...] = (
-    "events",
-    "compactions",
-    "findings",
-    "halts",
-    "sessions",
-    "halt_acks",
-    "dlq",
-    "snapshots",
-)
-"""The topics that `run` needs."""
-FLEET_ROLES: tuple[Role, ...] = (
-    "findings",
-    "halts",
-    "sessions",
-    "halt_acks",
-    "dlq",
-    "alerts",
-    "fleet_sessions",
-    "fleet_rollups",
-)
-"""The topics that `fleet` needs."""
-ALL_ROLES: tuple[Role, ...] = tuple(dict.fromkeys((*TAIL_ROLES, *FLEET_ROLES)))
-Use = Literal["input", "output", "state"]
+Needed = Mapping[str, tuple[Operation, ...]]
 
-_DLQ_RETENTION_MS = 30 * 24 * 3600 * 1000
 _SETTLE = 15.0
-
-
-class TopicSpec(Struct, frozen=True):
-    """Describe one topic: what it is for and how it has to be made."""
-
-    name: str
-    role: Role
-    use: Use
-    partitions: int
-    replication_factor: int
-    config: dict[str, str]
-    about: str
-    required: bool = True
 
 
 class Created(Struct):
@@ -91,50 +43,13 @@ class Created(Struct):
     existing: list[TopicSpec] = field(default_factory=list)
 
 
-def plan(settings: Settings, partitions: int | None = None) -> list[TopicSpec]:
-    """List the topics the sidecar uses.
-
-    All have the same number of partitions: the inputs must (both topics' records of one session have to reach
-    one task), and outputs that do are written to the input's partition without hashing keys again.
-
-    Args:
-        settings: the settings tree; its `topics` section is used.
-        partitions: overrides the configured number.
-    """
-    names = settings.topics
-    count = partitions if partitions is not None else names.partitions
-    delete, compact = {"cleanup.policy": "delete"}, {"cleanup.policy": "compact"}
-    # The active segment is never compacted, so that it must not grow old; every restart reads what is there.
-    kept = {**compact, "min.cleanable.dirty.ratio": "0.1", "segment.ms": "3600000"}
-    long = {**delete, "retention.ms": str(_DLQ_RETENTION_MS)}
-    sessions, rollups = settings.fleet.changelog, settings.fleet.rollups
-    rows: tuple[tuple[str, Role, Use, dict[str, str], str, bool], ...] = (
-        (names.events, "events", "input", delete, "log events of the agents, keyed by session", True),
-        (names.compactions, "compactions", "input", delete, "compaction records, keyed by session", True),
-        (names.findings, "findings", "output", delete, "every violation, keyed by session", True),
-        (names.halts, "halts", "output", compact, "halts and their clearing, newest per session kept", True),
-        (names.sessions, "sessions", "output", compact, "where each session stands, newest per session kept", True),
-        (names.dlq, "dlq", "output", long, "what could not be read, with the reason and the bytes", True),
-        (names.snapshots, "snapshots", "state", kept, "the sidecar's own state, newest per session kept", True),
-        (names.halt_acks, "halt_acks", "input", delete, "who has taken a halt in hand", False),
-        (names.alerts, "alerts", "output", kept, "what concerns the fleet, newest per alert kept", False),
-        (sessions, "fleet_sessions", "state", kept, "the fleet's own state, newest per session kept", False),
-        (rollups, "fleet_rollups", "state", kept, "the fleet's sums by tenant, agent and model", False),
-    )
-    specs: dict[str, TopicSpec] = {}
-    for name, role, use, config, about, required in rows:
-        # Events and compactions may be one mixed topic.
-        if name not in specs:
-            specs[name] = TopicSpec(name, role, use, count, names.replication_factor, config, about, required)
-    return list(specs.values())
-
-
 async def create_missing(
     settings: Settings,
     *,
     create: bool | None = None,
     partitions: int | None = None,
     only: Collection[Role] = TAIL_ROLES,
+    party: Party = "tail",
     equal: Sequence[str] | None = None,
     within: float = STARTUP_TIMEOUT,
     options: Mapping[str, Any] | None = None,
@@ -148,6 +63,7 @@ async def create_missing(
         create: whether to create; by default the setting `topics.create`.
         partitions: how many partitions; by default the setting `topics.partitions`.
         only: the roles to look at; by default those that `run` needs.
+        party: who looks, and needs what the ACLs of this party say; a topic that it does not need may be missing.
         equal: the topics that must have equally many partitions; by default the tail's inputs.
         within: seconds in which a broker must answer.
         options: client options, where a broker has been reached already.
@@ -160,16 +76,17 @@ async def create_missing(
     try:
         await asyncio.wait_for(admin.start(), within)
         specs = [spec for spec in plan(settings, partitions) if spec.role in only]
-        found = await _partition_counts(admin, settings, specs)
+        needed = on_topics(settings, party)
+        found = await _partition_counts(admin, settings, specs, needed)
         names = settings.topics.inputs if equal is None else equal
         specs = _with_actual_partitions(specs, names, found)
         missing = [spec for spec in specs if spec.name not in found]
         result = Created(existing=[spec for spec in specs if spec.name in found])
         if missing and create:
-            result.created = await _create(admin, settings, missing)
-            found = await _settled(admin, settings, specs, result.created)
-        elif needed := [spec for spec in missing if spec.required]:
-            raise TailError(_missing(needed))
+            result.created = await _create(admin, settings, missing, needed)
+            found = await _settled(admin, settings, specs, needed, result.created)
+        elif lacking := [spec for spec in missing if spec.name in needed]:
+            raise TailError(_missing(lacking))
         check_equal(names, found)
     except KafkaError as error:
         raise TailError(f"The topics could not be checked or created: {error!r}.") from error
@@ -192,7 +109,9 @@ async def prepare_fleet(settings: Settings, within: float = STARTUP_TIMEOUT) -> 
     """
     options = await reach(settings, within)
     equal = [spec.name for spec in plan(settings) if spec.role in FLEET_ROLES and spec.role != "dlq"]
-    topics = await create_missing(settings, only=FLEET_ROLES, equal=equal, within=within, options=options)
+    topics = await create_missing(
+        settings, only=FLEET_ROLES, party="fleet", equal=equal, within=within, options=options
+    )
     await _see_that_the_group_is_open(settings, options, within)
     return options, next(spec.partitions for spec in (*topics.existing, *topics.created) if spec.role == "findings")
 
@@ -233,25 +152,26 @@ def _with_actual_partitions(specs: list[TopicSpec], names: Sequence[str], found:
 
 
 async def _partition_counts(
-    admin: AIOKafkaAdminClient, settings: Settings, specs: Sequence[TopicSpec]
+    admin: AIOKafkaAdminClient, settings: Settings, specs: Sequence[TopicSpec], needed: Needed
 ) -> dict[str, int]:
     """Return the partition counts of those topics that exist (and have all their leaders)."""
-    by_name = {spec.name: spec for spec in specs}
     # Not `describe_topics`: its request lets brokers create what is asked for, with their own defaults.
-    reply = (await admin._send_request(MetadataRequest(list(by_name), False))).to_object()
+    reply = (await admin._send_request(MetadataRequest([spec.name for spec in specs], False))).to_object()
     counts: dict[str, int] = {}
     hidden: set[str] = set()
     for topic in reply["topics"]:
-        if for_code(topic["error_code"]) is TopicAuthorizationFailedError and by_name[topic["topic"]].required:
+        if for_code(topic["error_code"]) is TopicAuthorizationFailedError and topic["topic"] in needed:
             hidden.add(topic["topic"])
         if topic["partitions"] and all(partition["leader"] >= 0 for partition in topic["partitions"]):
             counts[topic["topic"]] = len(topic["partitions"])
     if hidden:
-        raise TailError(_hidden(settings, [spec for spec in specs if spec.name in hidden]))
+        raise TailError(_hidden(settings, {name: needed[name] for name in needed if name in hidden}))
     return counts
 
 
-async def _create(admin: AIOKafkaAdminClient, settings: Settings, missing: list[TopicSpec]) -> list[TopicSpec]:
+async def _create(
+    admin: AIOKafkaAdminClient, settings: Settings, missing: list[TopicSpec], needed: Needed
+) -> list[TopicSpec]:
     request = [
         NewTopic(spec.name, spec.partitions, spec.replication_factor, topic_configs=spec.config) for spec in missing
     ]
@@ -261,7 +181,7 @@ async def _create(admin: AIOKafkaAdminClient, settings: Settings, missing: list[
     for spec in missing:
         answer = answers.get(spec.name, {"error_code": -1})
         if trouble := refusal(settings, spec, answer["error_code"], answer.get("error_message")):
-            if spec.required:
+            if spec.name in needed:
                 raise TailError(trouble)
             log.info("an optional topic was not created", topic=spec.name, reason=trouble)
         elif answer["error_code"] == 0:
@@ -307,16 +227,23 @@ def _forbidden(settings: Settings, topic: str, error: str) -> str:
     )
 
 
-def _hidden(settings: Settings, specs: list[TopicSpec]) -> str:
+def _hidden(settings: Settings, hidden: Needed) -> str:
+    names: dict[tuple[Operation, ...], list[str]] = {}
+    for name, operations in hidden.items():
+        names.setdefault(operations, []).append(name)
     wanted = [
-        f"{permission} on {', '.join(names)}"
-        for permission, uses in (("READ", ("input",)), ("WRITE", ("output", "state")))
-        if (names := [spec.name for spec in specs if spec.use in uses])
+        f"{' and '.join(operation.upper() for operation in operations)} on {', '.join(listed)}"
+        for operations, listed in names.items()
     ]
+    head = (
+        "The broker does not let the sidecar see topics that it needs (TopicAuthorizationFailedError). Grant"
+        f" {principal(settings)} the ACLs {'; '.join(wanted)}"
+    )
+    if any("Create" in operations for operations in names):
+        return f"{head}. `sidecar acls` prints what each party needs."
     return (
-        f"The broker does not let the sidecar see topics that it needs (TopicAuthorizationFailedError). Grant"
-        f" {principal(settings)} the ACLs {' and '.join(wanted)}, and CREATE on those that do not exist; or have an"
-        " administrator run `sidecar topics --create`. `sidecar topics` prints every topic."
+        f"{head}; and CREATE on those that do not exist, or have an administrator run `sidecar topics --create`."
+        " `sidecar topics` prints every topic, `sidecar acls` what each party needs."
     )
 
 
@@ -329,13 +256,17 @@ def _missing(specs: list[TopicSpec]) -> str:
 
 
 async def _settled(
-    admin: AIOKafkaAdminClient, settings: Settings, specs: list[TopicSpec], created: list[TopicSpec]
+    admin: AIOKafkaAdminClient,
+    settings: Settings,
+    specs: list[TopicSpec],
+    needed: Needed,
+    created: list[TopicSpec],
 ) -> dict[str, int]:
     """Wait until new topics have leaders: a client that asks earlier backs off for longer than this takes."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _SETTLE
     while True:
-        found = await _partition_counts(admin, settings, specs)
+        found = await _partition_counts(admin, settings, specs, needed)
         if all(spec.name in found for spec in created) or loop.time() > deadline:
             return found
         await asyncio.sleep(0.05)

@@ -22,6 +22,7 @@ def imported(code: str) -> set[str]:
 def test_the_package_is_light() -> None:
     assert imported("import sidecar.client") == set()
     assert imported("import sidecar.client\nassert 'msgspec' not in sys.modules, 'not even that'") == set()
+    assert imported("import sidecar.brokers") == set()
 
 
 def test_every_name_is_there_and_light() -> None:

@@ -1,4 +1,4 @@
-"""`sidecar fleet status` asks as anybody would, and the board's guard for edges answers as far as it can."""
+"""`sidecar fleet status` asks as anybody would."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from click.testing import CliRunner, Result
 
 from sidecar.config import Settings
 from sidecar.fleet.commands import status
-from sidecar.fleet.edges import GuardEdges
 from sidecar.fleet.status import Standing
-from sidecar.protocol.api import Edge, FrontierView, Problem, Reason, SessionView
 from tests.fleet.serving import Site, serving
 from tests.fleet.support import state
 
@@ -95,64 +91,3 @@ def test_a_token_is_sent_where_one_is_asked_for(tmp_path: Path) -> None:
         other = tmp_path / "other"
         other.write_text("wrong\n")
         assert "not known" in run(site, "--token-file", str(other)).stderr
-
-
-# --- the guard --------------------------------------------------------------------------------------------------------
-
-VIEW = SessionView(
-    session_id="a/..",
-    status="verified",
-    position=9,
-    awaiting=False,
-    waiting=0,
-    missing=[],
-    checkpoint_in_force=None,
-    checkpoints=[],
-    open_halts=[],
-    frontier=FrontierView(latest=3, edge_count=2, edges=[Edge(action_id="a", precondition_id="p", granted=3)]),
-)
-
-
-class Guard:
-    """Answer as a guard's replica does: it has the session, or names who has."""
-
-    def __init__(self) -> None:
-        self.owner: str | None = None
-        self.body: bytes | None = None
-        self.asked: list[tuple[str, str | None]] = []
-
-    async def handle(self, request: web.Request) -> web.Response:
-        self.asked.append((request.raw_path, request.headers.get("Authorization")))
-        if self.owner is not None:
-            problem = Problem(reasons=[Reason(code="not_owned", detail="elsewhere")], owner=self.owner)
-            return web.Response(body=msgspec.json.encode(problem), status=421)
-        return web.Response(body=self.body or msgspec.json.encode(VIEW))
-
-    def server(self) -> TestServer:
-        app = web.Application()
-        app.router.add_get("/{tail:.*}", self.handle)
-        return TestServer(app, host="127.0.0.1")
-
-
-async def test_the_guard_that_has_the_session_is_asked() -> None:
-    one, other = Guard(), Guard()
-    async with one.server() as first, other.server() as second:
-        one.owner = str(second.make_url("")).rstrip("/")
-        edges = GuardEdges(str(first.make_url("")), "secret")
-        assert await edges("a/..") == (VIEW.frontier.edges, 2)
-    assert one.asked == [("/v1/sessions/a%2F..", "Bearer secret")]
-    assert other.asked == [("/v1/sessions/a%2F..", None)], "the token is for the configured address alone"
-
-
-@pytest.mark.parametrize("body", [b"nonsense", b"[]", bytes(range(0x80, 0x94))], ids=["nonsense", "list", "bytes"])
-async def test_a_guard_that_does_not_answer_is_no_trouble(body: bytes) -> None:
-    guard = Guard()
-    guard.body = body
-    async with guard.server() as server:
-        assert await GuardEdges(str(server.make_url("")))("s") is None
-    assert await GuardEdges("http://127.0.0.1:1")("s") is None
-    guard.body, guard.owner = None, None
-    async with guard.server() as server:
-        guard.owner = str(server.make_url("")).rstrip("/")  # itself: it is not followed for ever
-        assert await GuardEdges(guard.owner)("s") is None
-    assert len(guard.asked) == 3

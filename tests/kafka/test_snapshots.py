@@ -222,7 +222,7 @@ async def test_what_compaction_leaves_is_enough(kafka: KafkaBroker, unique: str)
 
 async def test_many_sessions_are_read_in_batches_and_large_ones_whole(bootstrap: str, topic: str) -> None:
     made = SnapshotWriter(topic, 1, ORIGIN)
-    sizes: Sequence[int] = [3000] * 3000 + [900_000] * 3
+    sizes: Sequence[int] = [3000] * 3000 + [900_000] * 3 + [5_000_000]
     sessions = [frozen(f"s{i}", 1, size) for i, size in enumerate(sizes)]
     await write(bootstrap, made.round(sessions, [], {"agent.events": 1}, len(sessions)))
     progress: list[Progress] = []

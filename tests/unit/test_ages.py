@@ -10,6 +10,7 @@ from sidecar.observe.health import Health
 from sidecar.observe.metrics import Metrics
 from sidecar.protocol.decode import decode
 from sidecar.tail.keeping import Keeper
+from sidecar.tail.messages import MAX_MESSAGE
 from tests.unit.test_observe import value
 
 
@@ -169,10 +170,12 @@ def test_when_a_partition_was_last_kept() -> None:
     assert keeper.too_large == 0
 
 
-def test_a_state_that_is_too_large_is_counted() -> None:
-    keeper, (engine, log) = Keeper(0, Settings.load(), 1, 0.0), stale("s")
-    engine.fold([log("constraint", constraint_id=str(n), polarity="negative") for n in range(90_000)], 0.0)
+def test_a_session_that_cannot_be_written_is_counted() -> None:
+    keeper, (engine, _) = Keeper(0, Settings.load(), 1, 0.0), stale("s")
     list(keeper.records(engine, {"agent.events": 0}, now=1.0, clock=1.0))
+    assert keeper.too_large == 0
+    engine, _ = stale("s" * MAX_MESSAGE)
+    list(keeper.records(engine, {"agent.events": 0}, now=1000.0, clock=1.0))
     assert keeper.too_large == 1
 
 

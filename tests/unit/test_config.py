@@ -625,6 +625,24 @@ def test_contradictions_of_the_guard_say_what_to_set(values: dict[str, Any], exp
     assert problems(guard=values) == (expected,)
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"guard_cafile": "c"}, "fleet.guard_cafile given, and fleet.guard_url is no https:// address"),
+        (
+            {"guard_url": "http://a:1", "guard_certfile": "c", "guard_keyfile": "k"},
+            "fleet.guard_certfile and fleet.guard_keyfile given, and fleet.guard_url is no https:// address",
+        ),
+        (
+            {"guard_url": "https://a:1", "guard_keyfile": "k"},
+            "fleet.guard_keyfile is given without a certificate: set fleet.guard_certfile too",
+        ),
+    ],
+)
+def test_contradictions_of_the_fleets_guard_say_what_to_set(values: dict[str, Any], expected: str) -> None:
+    assert problems(fleet=values) == (expected,)
+
+
 # --- TLS ------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 """Snapshots: what is written comes back, and nothing that was damaged, moved or made elsewhere passes for one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import pytest
@@ -26,8 +26,10 @@ def session(name: str, state: bytes = b"state", **more: object) -> Frozen:
     return Frozen(session_id=name, state=state, **whole)  # type: ignore[arg-type]
 
 
-def writer(next_number: int = 1, origin: int = ORIGIN, limit: int = 1_000_000) -> SnapshotWriter:
-    return SnapshotWriter(TOPIC, 2, origin, next_number, limit)
+def writer(
+    next_number: int = 1, origin: int = ORIGIN, limit: int = 1_000_000, parts: Mapping[str, int] | None = None
+) -> SnapshotWriter:
+    return SnapshotWriter(TOPIC, 2, origin, next_number, limit, parts)
 
 
 def written(messages: Iterable[Message]) -> Log:
@@ -298,16 +300,65 @@ def test_after_a_refusal_a_task_begins_anew_and_what_stood_before_no_longer_coun
     assert "older record" in refused([*again, *written(writer(3).round([], [], AT, 0, anew=True))[:1]]).why
 
 
-def test_a_state_that_is_too_large_is_told_apart_from_none() -> None:
+def test_a_state_that_is_too_large_for_a_record_is_written_in_parts() -> None:
     made = writer(limit=1000)
-    sessions = [session("fits", b"x" * 300), session("large", b"x" * 2000, status="halted", open_halts=1)]
-    log = written(made.round(sessions, [], AT, 2))
+    large = session("large", bytes(n % 251 for n in range(5000)), status="halted", open_halts=1)
+    log = written(made.round([session("fits", b"x" * 300), large], [], AT, 2))
+    assert all(len(key or b"") + len(value or b"") <= 1000 for key, value in log) and len(log) > 8
+    restored = read(log)
+    assert names(restored) == ["fits", "large"] and restored.sessions[1].frozen == large
+    assert restored.parts == {"large": len(log) - 3} and made.too_large == 0
+    # As many as it has now are left, also by a writer that has only read of the others.
+    again = writer(restored.next_number, limit=1000, parts=restored.parts)
+    log = compacted(log + written(again.round([session("large", b"y" * 1500)], [], AT, 2)))
+    assert read(log).parts == {"large": 3} and read(log).sessions[1].frozen.state == b"y" * 1500
+    log += written(again.round([], ["large"], AT, 1))
+    assert {key for key, value in compacted(log) if value is not None} == {MARKER_KEY, b"s:fits"}
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_state_in_parts_whose_writing_was_cut_off_is_the_one_before_or_is_missed(compact: bool) -> None:
+    made = writer(limit=1000)
+    log = written(made.round([session("a"), session("large", b"x" * 3000)], [], AT, 2))
+    more = written(made.decided([session("large", b"y" * 5000)], AT))
+    for count in range(len(more) + 1):
+        cut = log + more[:count]
+        cut = compacted(cut) if compact else cut
+        if compact and 0 < count < len(more):
+            assert "parts of the state of session 'large' are missing" in refused(cut).why
+        else:
+            (state,) = [kept.frozen.state for kept in read(cut).sessions if kept.frozen.session_id == "large"]
+            assert state == (b"y" * 5000 if count == len(more) else b"x" * 3000)
+    # What a producer without transactions sends again changes nothing.
+    assert read([*log, *more, *more]).sessions[1].frozen.state == b"y" * 5000
+    assert "older record" in refused([*log, *more, log[1]]).why
+
+
+def test_parts_of_different_states_are_not_put_together() -> None:
+    made = writer(limit=1000)
+    log = written(made.decided([session("large", b"x" * 3000)], AT)) + written(
+        made.decided([session("large", b"y" * 3000)], AT)
+    )
+    for gone in range(len(log)):
+        # A part that is lost is missed; the state before the last one was whole already.
+        if gone == len(log) - 1:
+            assert read(log[:gone]).sessions[0].frozen.state == b"x" * 3000
+        elif gone < len(log) // 2:
+            assert read(log[:gone] + log[gone + 1 :]).sessions[0].frozen.state == b"y" * 3000
+        else:
+            assert "are missing" in refused(log[:gone] + log[gone + 1 :]).why
+
+
+def test_a_session_whose_id_leaves_no_room_for_its_state_is_told_apart_from_none() -> None:
+    made = writer(limit=1000)
+    long = "i" * 700
+    log = written(made.round([session("fits", b"x" * 300), session(long, b"x" * 2000)], [], AT, 2))
     assert all(len(key or b"") + len(value or b"") <= 1000 for key, value in log)
     restored = read(log)
-    assert names(restored) == ["fits", "large"] and restored.oversized == ["large"]
-    assert restored.sessions[1].frozen == session("large", b"", status="halted", open_halts=1)
-    log += written(made.round([session("large", b"y")], [], AT, 2))
-    assert read(log).oversized == []
+    assert names(restored) == ["fits", long] and restored.oversized == [long] and made.too_large == 1
+    assert restored.sessions[1].frozen == session(long, b"")
+    log += written(made.round([session(long, b"")], [], AT, 2))
+    assert read(log).sessions[1].number > restored.sessions[1].number
 
 
 def test_an_id_that_is_too_large_is_left_out_and_not_missed() -> None:
@@ -330,6 +381,7 @@ STEPS = st.lists(
         st.sets(NAMES),
         st.sets(NAMES),
         st.binary(min_size=1, max_size=3),
+        st.sampled_from([1, 300, 800]),
     ),
     max_size=12,
 )
@@ -337,18 +389,21 @@ STEPS = st.lists(
 
 @given(STEPS, st.booleans())
 def test_whatever_was_written_is_what_is_read(
-    steps: list[tuple[str, set[str], set[str], bytes]], compact: bool
+    steps: list[tuple[str, set[str], set[str], bytes, int]], compact: bool
 ) -> None:
-    made, state, log, at = writer(), dict[str, bytes](), Log(), 0
-    for what, changed, dropped, content in steps:
+    limit = 500
+    made, state, log, at = writer(limit=limit), dict[str, bytes](), Log(), 0
+    for what, changed, dropped, content, size in steps:
         at += 1
+        content *= size
         positions = {"agent.events": at}
         if what == "restart":
-            made = writer(read(log).next_number)
+            restored = read(log)
+            made = writer(restored.next_number, limit=limit, parts=restored.parts)
             continue
         if what == "anew":
             log.append((b"s:q", b"nonsense"))
-            made = writer(refused(log).next_number)
+            made = writer(refused(log).next_number, limit=limit)
         now = {**state, **dict.fromkeys(changed, content)}
         frozen = [session(name, now[name]) for name in sorted(now if what == "anew" else changed)]
         if what == "decided":

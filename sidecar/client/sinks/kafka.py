@@ -18,14 +18,13 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.partitioner import murmur2
 from aiokafka.protocol.admin import DescribeConfigsRequest
 
+from sidecar.brokers import dial, told
 from sidecar.client.brokers import (
     close_consumer,
     close_producer,
-    dial,
     open_producer,
     partition_counts,
     reach,
-    told,
 )
 from sidecar.client.compose import Role
 from sidecar.client.errors import BrokerError
@@ -176,7 +175,7 @@ class KafkaSink:
 
     async def _look_at_topics(self, producer: AIOKafkaProducer) -> None:
         names = list(dict.fromkeys(self._topics.values()))
-        counts = await partition_counts(producer.client, names)
+        counts = await partition_counts(producer.client, names, "WRITE")
         if len(set(counts.values())) > 1:
             listed = " and ".join(f"{name} has {count}" for name, count in counts.items())
             raise BrokerError(
