@@ -33,7 +33,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "topics.replicationFactor": AT_LEAST_ONE,
     "tail.kind": {"enum": ["StatefulSet", "Deployment"]},
     "tail.replicas": AT_LEAST_ONE,
-    "tail.terminationGracePeriodSeconds": AT_LEAST_ONE,
+    # What is under way takes 15 s at most (sidecar.tail.tail.STOP_TIMEOUT).
+    "tail.terminationGracePeriodSeconds": {"type": "integer", "minimum": 20},
     "tail.startupSeconds": AT_LEAST_ONE,
     "fleet.replicas": AT_LEAST_ONE,
     "networkPolicy.clients": OBJECTS,

@@ -1,8 +1,9 @@
 """Build what a release consists of: `python deploy/release/build.py [FOLDER]` (default: dist).
 
-Wheel and sdist (by the hatchling that is installed), a bill of materials (CycloneDX, of a clean environment with the
-wheel in it), the licences of all that is in it, checksums. Then the dependencies are held against the advisories; where
-that cannot be done it is said, and the exit status is 3, because a release that nobody has audited is none.
+Wheel and sdist (by the hatchling that is installed), the versions to install them with, a bill of materials (CycloneDX,
+of a clean environment with the wheel in it), the licences of all that is in it, checksums. Then the dependencies are
+held against the advisories; where that cannot be done it is said, and the exit status is 3, because a release that
+nobody has audited is none.
 """
 
 import argparse
@@ -33,8 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder: Path = given.folder
     folder.mkdir(parents=True, exist_ok=True)
     wheel, _ = build(folder)
+    versions = constraints(folder)
     with tempfile.TemporaryDirectory() as clean:
-        python = environment(Path(clean), wheel)
+        python = environment(Path(clean), wheel, versions)
         bill = materials(folder, python)
         (folder / "licences.md").write_text(licences(bill), encoding="utf-8")
         audited = False if given.without_audit else audit(python)
@@ -53,13 +55,18 @@ def build(folder: Path) -> tuple[Path, Path]:
     return wheel, sdist
 
 
-def environment(folder: Path, wheel: Path) -> Path:
-    """Make an environment of the wheel and what it needs, at the versions of uv.lock; return its Python."""
-    constraints = folder / "constraints.txt"
-    with (ROOT / "uv.lock").open("rb") as lock, constraints.open("wb") as out:
+def constraints(folder: Path) -> Path:
+    """Write the versions of uv.lock as pip reads them, to install the wheel with (pip install --constraint)."""
+    path = folder / "constraints.txt"
+    with (ROOT / "uv.lock").open("rb") as lock, path.open("wb") as out:
         subprocess.run([sys.executable, ROOT / ".ci/constraints.py"], stdin=lock, stdout=out, check=True)
+    return path
+
+
+def environment(folder: Path, wheel: Path, versions: Path) -> Path:
+    """Make an environment of the wheel and what it needs, at these versions; return its Python."""
     python = folder / "venv/bin/python"
-    wanted = [f"frontier-sidecar[{EXTRAS}] @ {wheel.resolve().as_uri()}", "--constraint", str(constraints)]
+    wanted = [f"frontier-sidecar[{EXTRAS}] @ {wheel.resolve().as_uri()}", "--constraint", str(versions)]
     if uv := os.environ.get("UV") or shutil.which("uv"):
         run(uv, "venv", "--quiet", "--python", sys.executable, folder / "venv")
         run(uv, "pip", "install", "--quiet", "--python", python, *wanted)

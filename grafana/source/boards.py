@@ -6,13 +6,12 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
-    VariableHide,
     VariableOption,
     VariableRefresh,
     VariableSort,
 )
 
-from grafana.source.panels import SOURCE, Section, place
+from grafana.source.panels import RUNBOOKS, SOURCE, Section, place
 from grafana.source.rules import DOCS, every
 
 TAG = "frontier-sidecar"
@@ -65,7 +64,7 @@ def board(
     description: str,
     sections: Sequence[Section],
     *,
-    docs: str = DOCS,
+    docs: str | None = DOCS,
     more: Sequence[dashboard.QueryVariable | dashboard.CustomVariable] = (),
 ) -> dashboard.Dashboard:
     """Return a dashboard.
@@ -75,7 +74,7 @@ def board(
         title: its name.
         description: what it is for.
         sections: its rows.
-        docs: where the documentation can be read.
+        docs: where the documentation can be read, if anywhere.
         more: variables besides those that all dashboards have.
     """
     made = (
@@ -93,9 +92,6 @@ def board(
     )
     for variable in more:
         made.with_variable(variable)
-    place_of_docs = dashboard.ConstantVariable("docs").value(docs.rstrip("/"))
-    place_of_docs.build().hide = VariableHide.HIDE_VARIABLE
-    made.with_variable(place_of_docs.description("Where the documentation and the runbooks can be read."))
     made.link(
         dashboard.DashboardLink("Other dashboards")
         .type(DashboardLinkType.DASHBOARDS)
@@ -104,10 +100,11 @@ def board(
         .include_vars(True)
         .keep_time(True)
     )
-    for name, page in (("Rules", "rules.md"), ("Metrics", "metrics.md")):
-        made.link(
-            dashboard.DashboardLink(name).type(DashboardLinkType.LINK).url(f"${{docs}}/{page}").target_blank(True)
-        )
+    made.link(dashboard.DashboardLink("Runbooks").type(DashboardLinkType.LINK).url(f"/d/{RUNBOOKS}"))
+    if docs:
+        for name, page in (("Rules", "rules.md"), ("Metrics", "metrics.md")):
+            address = f"{docs.rstrip('/')}/{page}"
+            made.link(dashboard.DashboardLink(name).type(DashboardLinkType.LINK).url(address).target_blank(True))
     firing = f'ALERTS{{alertstate="firing", alertname=~"{"|".join(alert.name for alert in every())}", job=~"$job|"}}'
     made.annotation(
         dashboard.AnnotationQuery().name("Alerts").datasource(SOURCE).enable(True).icon_color("red").expr(firing)

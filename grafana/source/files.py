@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from grafana.source import provisioning, rules
+from grafana.source import provisioning, rules, runbooks
 from grafana.source.fleet import fleet
 from grafana.source.quality import quality
 from grafana.source.sidecar import sidecar
@@ -18,18 +18,29 @@ ROOT = Path(__file__).parents[2]
 _MADE = "# Made by `python -m grafana.source` (make grafana); a test compares it with its source.\n"
 
 
-def files(docs: str = rules.DOCS) -> Mapping[str, str]:
+def files(docs: str | None = rules.DOCS) -> Mapping[str, str]:
     """Return the content of every file, by its path from the root.
 
     Args:
-        docs: where the documentation can be read.
+        docs: where the documentation can be read, if anywhere.
     """
-    boards = {"fleet": fleet(docs), "compaction-quality": quality(docs), "sidecar": sidecar(docs)}
-    found = {f"grafana/dashboards/{name}.json": _json(board.build()) for name, board in boards.items()}
+    boards = {
+        "fleet": fleet(docs).build(),
+        "compaction-quality": quality(docs).build(),
+        "sidecar": sidecar(docs).build(),
+        "runbooks": runbooks.board(docs).build(),
+    }
+    found = {f"grafana/dashboards/{name}.json": _json(board) for name, board in boards.items()}
+    found["sidecar/observe/runbooks.md"] = runbooks.shipped(docs)
+    ids = {
+        (str(board.uid), str(panel.title)): int(panel.id_val or 0)
+        for board in boards.values()
+        for panel in board.panels or []
+    }
     for name, content in {
         "grafana/provisioning/dashboards/frontier.yaml": provisioning.dashboards(),
         "grafana/provisioning/datasources/prometheus.yaml": provisioning.datasources(),
-        "grafana/provisioning/alerting/rules.yaml": rules.for_grafana(docs=docs),
+        "grafana/provisioning/alerting/rules.yaml": rules.for_grafana(ids, docs=docs),
         "grafana/provisioning/alerting/contact-points.yaml": provisioning.contact_points(),
         "grafana/provisioning/alerting/policies.yaml": provisioning.policies(),
         "deploy/prometheus/rules.yml": rules.for_prometheus(docs=docs),
@@ -38,7 +49,7 @@ def files(docs: str = rules.DOCS) -> Mapping[str, str]:
     return found
 
 
-def write(docs: str = rules.DOCS, out: Path = ROOT) -> list[str]:
+def write(docs: str | None = rules.DOCS, out: Path = ROOT) -> list[str]:
     """Write the files that are not there as they should be; return which these were."""
     written = []
     for name, text in files(docs).items():

@@ -6,11 +6,11 @@ from grafana.source.boards import board
 from grafana.source.panels import (
     ANY_IS_BAD,
     BLUE,
-    GREEN,
     GREY,
     ORANGE,
     PURPLE,
     RED,
+    RUNBOOKS,
     SEVERITIES,
     STATUS_COLOURS,
     YELLOW,
@@ -22,10 +22,20 @@ from grafana.source.panels import (
     lines,
     number,
     rows,
+    rule_address,
 )
 from grafana.source.rules import DOCS, every
 
 S = 'job=~"$job"'
+
+_AGES = {
+    "0": ("all", GREY),
+    "60": ("over 1 min", BLUE),
+    "300": ("over 5 min", YELLOW),
+    "900": ("over 15 min", ORANGE),
+    "3600": ("over 1 h", RED),
+}
+"""How the bounds of `sidecar_stale_sessions` are called, and drawn."""
 
 
 def _numbers() -> Section:
@@ -52,7 +62,7 @@ def _numbers() -> Section:
         steps=ANY_IS_BAD,
     )
     unacknowledged = number(
-        "In nobody's hands",
+        "Halts in nobody's hands",
         Text(
             "Open halts that nobody has acknowledged, as the fleet view counts them.",
             "take them in hand: `sidecar halts ack HALT_ID --by NAME --decision TEXT`. Without a number here the fleet"
@@ -64,7 +74,7 @@ def _numbers() -> Section:
         none="no fleet view",
     )
     worst = number(
-        "Worst for",
+        "Longest in a bad status",
         Text(
             "How long the session that has been corrupt, lossy or degraded longest has been so.",
             "somebody should have it in hand by now. A session that has ended stays so until it is reconciled or"
@@ -81,7 +91,7 @@ def _numbers() -> Section:
         Text(
             "How long the session whose checkpoint has been stale longest has been so: an authorization or revocation"
             " has come since, and a crash now would lose it.",
-            "look at whether that agent's compactor still writes checkpoints.",
+            "look at whether that agent's compactor still writes checkpoints; which agent it is, the board says.",
             ("RecoveryExposed",),
         ),
         Query(f'max(sidecar_longest_in_status_seconds{{status="stale", {S}}})'),
@@ -101,15 +111,16 @@ def _numbers() -> Section:
     by_status = lines(
         "Sessions by status",
         Text(
-            "All sessions that are followed, by the status of their checkpoint in force; degraded at least while"
-            " halted.",
-            "orange and worse means that checkpoints cannot be trusted: *Why* says which rules fired. Yellow (stale) is"
-            " exposure, and normal for a while after each authorization.",
+            "All sessions that are followed, by the status of their checkpoint in force, the worst at the bottom;"
+            " degraded at least while halted.",
+            "corrupt, lossy and degraded: checkpoints cannot be trusted; *Why* says which rules fired, `sidecar halts"
+            " list` which sessions. Stale is exposure, and normal for a while after each authorization.",
             ("FrontierDegraded", "RecoveryExposed"),
         ),
-        Query(f"sum by (status) (sidecar_frontier_degraded{{{S}}})", "{{status}}"),
+        *(Query(f'sum(sidecar_frontier_degraded{{status="{status}", {S}}})', status) for status in STATUS_COLOURS),
         stacked=True,
         colours=STATUS_COLOURS,
+        whole=True,
     )
     since = gauges(
         "How long the worst has been so",
@@ -121,7 +132,7 @@ def _numbers() -> Section:
         Query(f"sort_desc(max by (status) (sidecar_longest_in_status_seconds{{{S}}}))", "{{status}}"),
         unit="s",
         decimals=0,
-        steps=((300, YELLOW), (900, ORANGE), (3600, RED)),
+        steps=((1, YELLOW), (900, ORANGE), (3600, RED)),
     )
     return Section(
         "Now",
@@ -131,22 +142,27 @@ def _numbers() -> Section:
 
 def _alerts() -> Section:
     names = "|".join(alert.name for alert in every())
+    which = f'alertname=~"{names}", job=~"$job|"'
+    by = "alertname, severity, job, instance"
     firing = rows(
         "Alerts firing now",
         Text(
-            "Alerts of this project that Prometheus has firing. Empty as well where its rules are not loaded"
-            " (`deploy/prometheus/rules.yml`); Grafana-managed ones are under Alerting.",
-            "follow the alert's runbook: its name is a link.",
+            "Alerts of this project that Prometheus has firing, pages first. Empty as well where its rules are not"
+            " loaded (`deploy/prometheus/rules.yml`); Grafana-managed ones are under Alerting.",
+            "an alert's name leads to the runbooks; `sidecar runbook NAME` prints one.",
         ),
         Query(
-            "max by (alertname, severity, job, instance)"
-            f' (ALERTS{{alertstate="firing", alertname=~"{names}", job=~"$job|"}})'
+            f"1000 * (max by ({by}) (ALERTS_FOR_STATE{{{which}}})"
+            f' and on ({by}) max by ({by}) (ALERTS{{alertstate="firing", {which}}}))'
         ),
-        columns={"alertname": "Alert", "severity": "Severity", "job": "Job", "instance": "Replica"},
-        links={"Alert": "${docs}/runbooks/${__value.raw}.md"},
+        columns={"alertname": "Alert", "severity": "Severity", "Value": "Since", "job": "Job", "instance": "Replica"},
+        units={"Since": "dateTimeFromNow"},
+        links={"Alert": f"/d/{RUNBOOKS}"},
         words={"Severity": SEVERITIES},
-        widths={"Alert": 260, "Severity": 90},
-        none="no alert is firing",
+        widths={"Alert": 250, "Severity": 80, "Since": 130},
+        sort="Severity",
+        rising=True,
+        none="no alert is firing, or Prometheus has none of our rules",
     )
     raised = lines(
         "The fleet view's own alerts",
@@ -158,11 +174,13 @@ def _alerts() -> Section:
         ),
         Query(f"sum by (kind) (sidecar_fleet_alerts{{{S}}})", "{{kind}}"),
         stacked=True,
+        whole=True,
+        none="no fleet view",
     )
     return Section("Alerts", (line(firing, raised),))
 
 
-def _why() -> Section:
+def _why(docs: str | None) -> Section:
     over_time = lines(
         "Findings by rule",
         Text(
@@ -175,7 +193,8 @@ def _why() -> Section:
         stacked=True,
         bars=True,
         table=True,
-        none="nothing was found",
+        whole=True,
+        none="nothing was found, or no sidecar is scraped",
     )
     in_range = rows(
         "Rules that fired in the selected time",
@@ -188,18 +207,18 @@ def _why() -> Section:
         columns={"rule": "Rule", "severity": "Severity", "Value": "Findings"},
         units={"Findings": "locale"},
         decimals={"Findings": 0},
-        links={"Rule": "${docs}/rules.md#${__value.raw}"},
+        links={"Rule": rule_address(docs)},
         sort="Findings",
         words={"Severity": SEVERITIES},
         widths={"Severity": 90, "Findings": 90},
-        none="nothing was found",
+        none="nothing was found, or no sidecar is scraped",
     )
     return Section("Why", (line(over_time, in_range, widths=(14, 10)),))
 
 
 def _halts() -> Section:
     still_open = lines(
-        "Open halts",
+        "Open halts over time",
         Text(
             "Halts that are open, and those of them that nobody has taken in hand.",
             "a line that only rises: halts are opened and nobody reconciles. The lines differ for a moment after a"
@@ -209,11 +228,12 @@ def _halts() -> Section:
         Query(f"sum(sidecar_open_halts{{{S}}})", "open"),
         Query(f"sum(sidecar_fleet_unacknowledged_halts{{{S}}})", "in nobody's hands"),
         colours={"open": ORANGE, "in nobody's hands": RED},
+        whole=True,
     )
     changes = lines(
         "Halts opened and cleared",
         Text(
-            "Halts opened and cleared in each interval.",
+            "Halts opened in each interval, and, downwards, halts cleared.",
             "many opened at once point at one compactor or one deployment; opened without being cleared, that nobody"
             " reconciles.",
             ("FrontierDegraded",),
@@ -221,7 +241,9 @@ def _halts() -> Section:
         Query(f'sum(increase(sidecar_halts_total{{status="halt", {S}}}[$__rate_interval]))', "opened"),
         Query(f'sum(increase(sidecar_halts_total{{status="clear", {S}}}[$__rate_interval]))', "cleared"),
         bars=True,
-        colours={"opened": RED, "cleared": GREEN},
+        colours={"opened": RED, "cleared": BLUE},
+        whole=True,
+        below=("cleared",),
     )
     actions = lines(
         "Irreversible actions that nothing allowed",
@@ -238,6 +260,8 @@ def _halts() -> Section:
             "{{rule}}",
         ),
         bars=True,
+        stacked=True,
+        whole=True,
         colours={"action_unauthorized": RED, "action_on_degraded": PURPLE},
     )
     return Section("Halts", (line(still_open, changes, actions),))
@@ -250,24 +274,19 @@ def _exposure() -> Section:
             "Sessions at work whose checkpoint in force does not cover the newest authorization or revocation: were the"
             " agent to crash now, it would resume without it. Each line counts those of the longer ones too; sessions"
             " that have been idle for long are left out.",
-            "the lines of 900 s and more should be at zero: look at whether compaction still runs, and whether it"
+            "the lines of 15 min and more should be at zero: look at whether compaction still runs, and whether it"
             " writes a checkpoint after authorizations.",
             ("RecoveryExposed",),
         ),
-        Query(f'sum(sidecar_stale_sessions{{longer_than="0", {S}}})', "all"),
-        Query(
-            f'sum by (longer_than) (sidecar_stale_sessions{{longer_than!="0", {S}}})', "longer than {{longer_than}} s"
+        *(
+            Query(f'sum(sidecar_stale_sessions{{longer_than="{seconds}", {S}}})', legend)
+            for seconds, (legend, _) in _AGES.items()
         ),
-        colours={
-            "all": GREY,
-            "longer than 60 s": BLUE,
-            "longer than 300 s": YELLOW,
-            "longer than 900 s": ORANGE,
-            "longer than 3600 s": RED,
-        },
+        colours=dict(_AGES.values()),
+        whole=True,
     )
     longest = lines(
-        "Longest stale",
+        "Longest stale over time",
         Text(
             "How long the session that has been stale longest has been so.",
             "a line that rises steadily is one agent whose compactor has stopped; a saw-tooth is normal.",
@@ -281,13 +300,13 @@ def _exposure() -> Section:
     return Section("Recovery exposure", (line(by_age, longest),))
 
 
-def fleet(docs: str = DOCS) -> dashboard.Dashboard:
+def fleet(docs: str | None = DOCS) -> dashboard.Dashboard:
     """Return the dashboard."""
     return board(
         "frontier-fleet",
         "Frontier / Fleet",
         "Which sessions cannot be trusted, why, and since when; what is exposed. Which sessions these are is told by"
         " `sidecar halts list` and the fleet view's board: no series has a session's name.",
-        (_numbers(), _alerts(), _why(), _halts(), _exposure()),
+        (_numbers(), _alerts(), _why(docs), _halts(), _exposure()),
         docs=docs,
     )

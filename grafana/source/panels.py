@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, table, text, timeseries
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.common import (
     BarGaugeDisplayMode,
@@ -25,19 +25,34 @@ from grafana_foundation_sdk.models.common import (
 )
 from grafana_foundation_sdk.models.dashboard import (
     DashboardLinkType,
+    DashboardSpecialValueMapOptions,
     DataSourceRef,
     DataTransformerConfig,
     DynamicConfigValue,
     FieldColorModeId,
     GridPos,
+    SpecialValueMap,
+    SpecialValueMatch,
     Threshold,
     ThresholdsMode,
+    ValueMappingResult,
 )
 from grafana_foundation_sdk.models.dashboard import Panel as Built
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.text import TextMode
+
+from grafana.source.rules import every
 
 WIDTH = 24
 """Columns of a dashboard."""
+
+RUNBOOKS = "frontier-runbooks"
+"""The uid of the dashboard that has the texts of the runbooks, so that a link to one leads somewhere by itself."""
+
+PAGES: Mapping[str, int] = {
+    page: number for number, page in enumerate(("README", *(alert.name for alert in every()), "rules"), start=2)
+}
+"""The pages of that dashboard, each in the panel of its number; the first one is the row."""
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
@@ -46,15 +61,18 @@ GREEN, YELLOW, ORANGE, RED, PURPLE, BLUE, GREY = (
 )  # fmt: skip
 
 STATUS_COLOURS = {
-    "uncompacted": GREY,
-    "verified": GREEN,
-    "stale": YELLOW,
-    "unverified": "light-orange",
-    "degraded": ORANGE,
-    "lossy": RED,
     "corrupt": PURPLE,
-    "unknown": "#5f5f5f",
+    "lossy": RED,
+    "degraded": "dark-orange",
+    "unverified": "light-orange",
+    "stale": YELLOW,
+    "uncompacted": GREY,
+    "verified": BLUE,
 }
+"""The worst first, as they are drawn from the bottom up. Good is blue, for green and red are one colour to many."""
+
+UNKNOWN = "no sidecar"
+"""What stands where a number would, when nobody tells it: never a zero, and never in the colour of all being well."""
 
 P = TypeVar("P", stat.Panel, timeseries.Panel, bargauge.Panel, table.Panel)
 
@@ -100,8 +118,18 @@ def _finish(panel: P, title: str, text: Text, queries: Sequence[Query], *, insta
             target.format(PromQueryFormat.TABLE)
         panel.with_target(target)
     if text.runbooks:
-        panel.links([_link(f"Runbook: {alert}", f"${{docs}}/runbooks/{alert}.md") for alert in text.runbooks])
+        panel.links([_link(f"Runbook: {alert}", page_address(alert)) for alert in text.runbooks])
     return panel
+
+
+def page_address(page: str) -> str:
+    """Return where a page of the dashboard of runbooks is, from the root of Grafana."""
+    return f"/d/{RUNBOOKS}?viewPanel={PAGES[page]}"
+
+
+def rule_address(docs: str | None) -> str:
+    """Return where a rule is explained, for a link of a cell that has its name."""
+    return f"{docs.rstrip('/')}/rules.md#${{__value.raw}}" if docs else page_address("rules")
 
 
 def _link(title: str, url: str) -> dashboard.DashboardLink:
@@ -121,7 +149,8 @@ def number(
     steps: Sequence[Step] = (),
     base: str = GREEN,
     decimals: int | None = None,
-    none: str = "none",
+    none: str = UNKNOWN,
+    none_colour: str = GREY,
     graph: bool = False,
 ) -> stat.Panel:
     """Show one number each, coloured by how bad it is.
@@ -135,6 +164,7 @@ def number(
         base: the colour below the first step.
         decimals: how many.
         none: what to show where there are no series.
+        none_colour: in which colour; without one Grafana takes that of the lowest value.
         graph: whether to draw how it went behind it.
     """
     panel = _finish(stat.Panel(), title, text, queries, instant=not graph, as_table=False)
@@ -145,6 +175,7 @@ def number(
     return (
         panel.unit(unit)
         .no_value(none)
+        .mappings([_special(none, none_colour)])
         .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
         .graph_mode(BigValueGraphMode.AREA if graph else BigValueGraphMode.NONE)
         .text_mode(BigValueTextMode.AUTO if len(queries) == 1 else BigValueTextMode.VALUE_AND_NAME)
@@ -152,6 +183,14 @@ def number(
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
         .height(4)
     )
+
+
+def _special(text: str, colour: str) -> SpecialValueMap:
+    """Return what a value is shown as that is not there."""
+    options = DashboardSpecialValueMapOptions(
+        match=SpecialValueMatch.NULL_AND_NAN, result=ValueMappingResult(text=text, color=colour, index=0)
+    )
+    return SpecialValueMap(options=options)
 
 
 def lines(
@@ -167,8 +206,10 @@ def lines(
     steps: Sequence[Step] = (),
     base: str = "transparent",
     table: bool = False,
-    none: str | None = None,
+    none: str = "no data: is a sidecar scraped?",
     around: float | None = None,
+    whole: bool = False,
+    below: Sequence[str] = (),
 ) -> timeseries.Panel:
     """Draw series over time.
 
@@ -187,6 +228,8 @@ def lines(
         table: whether the legend is a table beside the graph, sorted by their values; for many series.
         none: what to show where there are no series.
         around: what the axis shows at least, besides the values.
+        whole: whether the values are counts: no fractions, and one of something does not fill the panel.
+        below: legends of series that are drawn downwards.
     """
     panel = _finish(timeseries.Panel(), title, text, queries, instant=False, as_table=False)
     legend = common.VizLegendOptions().show_legend(True)
@@ -205,21 +248,24 @@ def lines(
         panel.draw_style(GraphDrawStyle.BARS)
     if stacked:
         panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
-    if least is not None:
+    if least is not None and not below:
         panel.min(least)
     if most is not None:
         panel.max(most)
+    if whole:
+        panel.decimals(0).axis_soft_max(5)
     _thresholds(panel, steps, base)
     if around is not None:
         panel.axis_soft_min(around)
-    if none is not None:
-        panel.no_value(none)
+    panel.no_value(none)
     if steps:
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED))
     for name, colour in (colours or {}).items():
         panel.override_by_name(
             name, [DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": colour})]
         )
+    for name in below:
+        panel.override_by_name(name, [DynamicConfigValue(id_val="custom.transform", value="negative-Y")])
     return panel.height(8)
 
 
@@ -234,7 +280,7 @@ def gauges(
     least: float = 0,
     most: float | None = None,
     decimals: int | None = None,
-    none: str = "none",
+    none: str = UNKNOWN,
 ) -> bargauge.Panel:
     """Draw a bar for each series, as it stands now."""
     panel = _finish(bargauge.Panel(), title, text, (query,), instant=True, as_table=False)
@@ -247,6 +293,7 @@ def gauges(
         panel.unit(unit)
         .min(least)
         .no_value(none)
+        .mappings([_special(none, GREY)])
         .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
         .orientation(VizOrientation.HORIZONTAL)
         .display_mode(BarGaugeDisplayMode.BASIC)
@@ -270,7 +317,9 @@ def rows(
     words: Mapping[str, Mapping[str, str]] | None = None,
     widths: Mapping[str, int] | None = None,
     sort: str | None = None,
-    none: str = "none",
+    rising: bool = False,
+    flags: Sequence[str] = (),
+    none: str = UNKNOWN,
 ) -> table.Panel:
     """List series in a table, as they stand now.
 
@@ -286,6 +335,8 @@ def rows(
         words: colours of a column's words.
         widths: pixels of a column.
         sort: the column to sort by, highest first.
+        rising: lowest first instead.
+        flags: columns of ones and zeros: yes, and no, which is bad.
         none: what to show where there are no series.
     """
     panel = _finish(table.Panel(), title, text, queries, instant=True, as_table=True)
@@ -325,12 +376,24 @@ def rows(
                 DynamicConfigValue(id_val="mappings", value=[{"type": "value", "options": options}]),
                 DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"}),
             ]
+        if name in flags:
+            said = {"1": {"text": "yes", "color": "text"}, "0": {"text": "no", "color": RED}}
+            properties += [
+                DynamicConfigValue(id_val="mappings", value=[{"type": "value", "options": said}]),
+                DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"}),
+            ]
         if widths and name in widths:
             properties.append(DynamicConfigValue(id_val="custom.width", value=widths[name]))
         panel.override_by_name(name, properties)
     if sort is not None:
-        panel.sort_by([common.TableSortByFieldState().display_name(sort).desc(True)])
+        panel.sort_by([common.TableSortByFieldState().display_name(sort).desc(not rising)])
     return panel.no_value(none).show_header(True).filterable(False).height(8)
+
+
+def page(title: str, words: Text, content: str, height: int) -> text.Panel:
+    """Show a text, in Markdown."""
+    panel = text.Panel().title(title).description(words.description)
+    return panel.mode(TextMode.MARKDOWN).content(content).height(height)
 
 
 @dataclass(frozen=True)

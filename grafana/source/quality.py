@@ -24,7 +24,7 @@ from grafana.source.rules import DOCS
 
 S = 'job=~"$job"'
 
-LEVEL_COLOURS = {"level 1": GREEN, "level 2": BLUE, "level 3": YELLOW, "level 4+": ORANGE}
+LEVEL_COLOURS = {"level 1": BLUE, "level 2": PURPLE, "level 3": YELLOW, "level 4+": ORANGE}
 
 _GOOD_FROM: tuple[Step, ...] = ((0.95, ORANGE), (0.99, YELLOW), (1, GREEN))
 """Colours of a share that has to be everything; below the first step it is red."""
@@ -124,6 +124,7 @@ def _survival() -> Section:
             least=None,
             around=0.95,
             most=1,
+            none="nothing checked, or no sidecar is scraped",
         )
         for title, what, things, bad, alerts in (
             (
@@ -196,6 +197,7 @@ def _models() -> Section:
         least=None,
         around=0.95,
         most=1,
+        none="no fleet view, or nothing checked",
     )
     by_level = rows(
         "Prohibitions by model and level",
@@ -229,6 +231,7 @@ def _gate() -> Section:
         ),
         Query(_found("retention_below_floor", "recall_self_reported", "gc_before_probe", by=" by (rule) "), "{{rule}}"),
         colours={"retention_below_floor": RED, "gc_before_probe": ORANGE, "recall_self_reported": YELLOW},
+        whole=True,
     )
     closure = lines(
         "Budget closure",
@@ -244,6 +247,7 @@ def _gate() -> Section:
         around=0.95,
         most=1,
         colours={"read what it declared": BLUE, "kept to its budget": PURPLE},
+        none="no summaries, or no sidecar is scraped",
     )
     again = lines(
         "Idempotence",
@@ -257,6 +261,7 @@ def _gate() -> Section:
             _found("idempotence_violation", "orphaned_resummarized", "unreconciled_recompaction", by=" by (rule) "),
             "{{rule}}",
         ),
+        whole=True,
         colours={
             "idempotence_violation": RED,
             "orphaned_resummarized": ORANGE,
@@ -283,6 +288,7 @@ def _losses() -> Section:
             ),
             "{{rule}}",
         ),
+        whole=True,
         colours={
             "constraint_dropped": RED,
             "fact_dropped": ORANGE,
@@ -307,6 +313,7 @@ def _losses() -> Section:
             ),
             "{{rule}}",
         ),
+        whole=True,
         colours={
             "edge_hallucinated": PURPLE,
             "edge_revoked": RED,
@@ -318,7 +325,7 @@ def _losses() -> Section:
     return Section("Losses", (line(floors, edges),))
 
 
-def quality(docs: str = DOCS) -> dashboard.Dashboard:
+def quality(docs: str | None = DOCS) -> dashboard.Dashboard:
     """Return the dashboard."""
     return board(
         "frontier-quality",

@@ -22,9 +22,12 @@ from grafana.source.panels import (
     number,
     rows,
 )
-from grafana.source.rules import DOCS
+from grafana.source.rules import BUILT, DOCS, WHERE
 
 S = 'job=~"$job", instance=~"$instance"'
+
+KNOWN = f"(up{{{S}}} and on ({WHERE}) group by ({WHERE}) (last_over_time({BUILT}[3d])))"
+"""Whether each target of ours answers."""
 
 
 def _rate(series: str, labels: str = "", by: str = "") -> str:
@@ -36,7 +39,8 @@ def _quantiles(series: str, by: str = "") -> tuple[Query, ...]:
     """Return queries of a histogram's median and 99th percentile."""
     return tuple(
         Query(
-            f"histogram_quantile({q}, sum by (le{by}) (rate({series}_bucket{{{S}}}[$__rate_interval])))",
+            # Of nothing it is no number, which would be a line in the legend and none in the panel.
+            f"histogram_quantile({q}, sum by (le{by}) (rate({series}_bucket{{{S}}}[$__rate_interval]))) >= 0",
             f"p{q * 100:g}",
         )
         for q in (0.5, 0.99)
@@ -56,6 +60,18 @@ def _health() -> Section:
         ),
         Query(f"count(sidecar_build_info{{{S}}})"),
         none="none is up",
+        none_colour=RED,
+        steps=((1, GREEN),),
+    )
+    down = number(
+        "Not answering",
+        Text(
+            "Replicas and workers that have been scraped in the last days, and cannot be now.",
+            "*Replicas and versions*, at the bottom, names them. Look at the end of their logs.",
+            ("SidecarDown",),
+        ),
+        Query(f"sum({KNOWN} == bool 0)"),
+        steps=ANY_IS_BAD,
     )
     brokers = number(
         "Brokers answer",
@@ -112,9 +128,9 @@ def _health() -> Section:
         unit="s",
         decimals=0,
         steps=((600, YELLOW), (1200, RED)),
-        none="no brokers",
+        none="nothing kept",
     )
-    return Section("Now", (line(up, brokers, well, lag, restoring, kept),))
+    return Section("Now", (line(up, down, brokers, well, lag, restoring, kept, widths=(3, 3, 3, 4, 4, 3, 4)),))
 
 
 def _input() -> Section:
@@ -140,6 +156,7 @@ def _input() -> Section:
         ),
         Query(f"sum by (topic) (sidecar_lag_records{{{S}}})", "{{topic}}"),
         steps=((10_000, RED),),
+        whole=True,
     )
     partitions = gauges(
         "Partitions furthest behind",
@@ -167,6 +184,7 @@ def _latency() -> Section:
         *_quantiles("sidecar_detection_from_record_seconds"),
         unit="s",
         colours=_QUANTILE_COLOURS,
+        none="nothing was found lately",
     )
     from_fetch = lines(
         "From fetch to finding",
@@ -178,6 +196,7 @@ def _latency() -> Section:
         *_quantiles("sidecar_detection_from_fetch_seconds"),
         unit="s",
         colours=_QUANTILE_COLOURS,
+        none="nothing was found lately",
     )
     fold = lines(
         "Judging a batch",
@@ -188,6 +207,7 @@ def _latency() -> Section:
         *_quantiles("sidecar_fold_seconds"),
         unit="s",
         colours=_QUANTILE_COLOURS,
+        none="nothing was read lately",
     )
     batches = lines(
         "Batches",
@@ -198,6 +218,7 @@ def _latency() -> Section:
         ),
         *_quantiles("sidecar_batch_records"),
         colours=_QUANTILE_COLOURS,
+        none="nothing was read lately",
     )
     return Section("Latency", (line(from_record, from_fetch, fold, batches),))
 
@@ -213,6 +234,7 @@ def _order() -> Section:
         Query(f"sum(sidecar_reorder_waiting_records{{{S}}})", "records"),
         Query(f"sum(sidecar_reorder_waiting_sessions{{{S}}})", "sessions"),
         colours={"records": BLUE, "sessions": PURPLE},
+        whole=True,
     )
     noise = lines(
         "Duplicates, late, conflicting and missing",
@@ -257,7 +279,7 @@ def _output() -> Section:
         Query(_rate("sidecar_commits_total", 'result="ok"'), "ok"),
         Query(_rate("sidecar_commits_total", 'result="failed"'), "failed"),
         unit="cps",
-        colours={"ok": GREEN, "failed": RED},
+        colours={"ok": BLUE, "failed": RED},
     )
     written = lines(
         "Findings and halts written",
@@ -298,6 +320,8 @@ def _state() -> Section:
         Query(f"sum(increase(sidecar_snapshots_refused_total{{{S}}}[$__rate_interval]))", "refused"),
         Query(f"sum(increase(sidecar_snapshots_too_large_total{{{S}}}[$__rate_interval]))", "too large"),
         bars=True,
+        stacked=True,
+        whole=True,
         colours={"refused": RED, "too large": ORANGE},
     )
     restore = lines(
@@ -320,11 +344,12 @@ def _state() -> Section:
             ("SnapshotsFailing",),
         ),
         *(
-            Query(f"histogram_quantile({q}, sum by (le) (sidecar_restore_seconds_bucket{{{S}}}))", f"p{q * 100:g}")
+            Query(f"histogram_quantile({q}, sum by (le) (sidecar_restore_seconds_bucket{{{S}}})) >= 0", f"p{q * 100:g}")
             for q in (0.5, 0.99)
         ),
         unit="s",
         colours=_QUANTILE_COLOURS,
+        none="nothing was restored",
     )
     return Section("State", (line(snapshots, refused, restore, took),))
 
@@ -339,7 +364,7 @@ def _guard() -> Section:
         Query(_rate("sidecar_guard_requests_total", by=" by (decision) ") + " > 0", "{{decision}}"),
         unit="cps",
         stacked=True,
-        none="nobody asked",
+        none="nobody asked, or no sidecar is scraped",
     )
     refusals = lines(
         "Guard: reasons of refusals",
@@ -352,7 +377,7 @@ def _guard() -> Section:
         Query(_rate("sidecar_guard_refusals_total", by=" by (code) ") + " > 0", "{{code}}"),
         unit="cps",
         stacked=True,
-        none="nobody was refused",
+        none="nobody was refused, or no sidecar is scraped",
     )
     took = lines(
         "Guard: time to answer (p99)",
@@ -363,10 +388,11 @@ def _guard() -> Section:
         ),
         Query(
             f"histogram_quantile(0.99, sum by (le, route)"
-            f" (rate(sidecar_guard_seconds_bucket{{{S}}}[$__rate_interval])))",
+            f" (rate(sidecar_guard_seconds_bucket{{{S}}}[$__rate_interval]))) >= 0",
             "{{route}}",
         ),
         unit="s",
+        none="nobody asked, or no sidecar is scraped",
     )
     load = lines(
         "Guard: in flight, and errors",
@@ -377,6 +403,7 @@ def _guard() -> Section:
         Query(f"sum(sidecar_guard_in_flight{{{S}}})", "in flight"),
         Query(f"sum(increase(sidecar_guard_errors_total{{{S}}}[$__rate_interval]))", "errors"),
         colours={"in flight": BLUE, "errors": RED},
+        whole=True,
     )
     return Section("Guard", (line(answers, refusals, took, load),))
 
@@ -390,7 +417,7 @@ def _fleet_view() -> Section:
             ("SidecarDown", "HaltUnacknowledged"),
         ),
         Query(f"count(sidecar_fleet_build_info{{{S}}})"),
-        none="none is up",
+        none="no fleet view",
     )
     recovering = number(
         "Fleet view: to recover",
@@ -440,6 +467,7 @@ def _fleet_view() -> Section:
         Query(_rate("sidecar_fleet_records_total", by=" by (topic) "), "{{topic}}"),
         unit="cps",
         stacked=True,
+        none="no fleet view",
     )
     commits = lines(
         "Fleet view: time to write",
@@ -450,6 +478,7 @@ def _fleet_view() -> Section:
         *_quantiles("sidecar_fleet_commit_seconds"),
         unit="s",
         colours=_QUANTILE_COLOURS,
+        none="nothing was written lately, or no fleet view",
     )
     group = lines(
         "Fleet view: rebalances and failed writes",
@@ -463,6 +492,9 @@ def _fleet_view() -> Section:
         Query(f"sum(increase(sidecar_fleet_failed_writes_total{{{S}}}[$__rate_interval]))", "failed writes"),
         Query(f"sum(increase(sidecar_fleet_foreign_writes_total{{{S}}}[$__rate_interval]))", "foreign writes"),
         bars=True,
+        stacked=True,
+        whole=True,
+        none="no fleet view",
         colours={"rebalances": BLUE, "failed writes": RED, "foreign writes": ORANGE},
     )
     return Section("Fleet view", (line(workers, recovering, behind, trouble), line(read, commits, group)))
@@ -472,12 +504,27 @@ def _replicas() -> Section:
     table = rows(
         "Replicas and versions",
         Text(
-            "Every replica and worker that is scraped, with the versions it runs.",
-            "different versions for longer than a rollout: one has not been restarted.",
+            "Every replica and worker that has been scraped in the last days: whether it answers, and what it runs.",
+            "one that does not answer, or has started again and again: look at the end of its log. Different"
+            " versions for longer than a rollout: one has not been restarted.",
             ("SidecarDown",),
         ),
+        Query(f"min by (job, instance) ({KNOWN})"),
         Query(f'max by (job, instance, version, python) ({{__name__=~"sidecar_(fleet_)?build_info", {S}}})'),
-        columns={"job": "Job", "instance": "Replica", "version": "Version", "python": "Python"},
+        Query(f"1000 * max by (job, instance) (sidecar_start_timestamp_seconds{{{S}}})"),
+        columns={
+            "job": "Job",
+            "instance": "Replica",
+            "Value #A": "Answers",
+            "Value #C": "Started",
+            "version": "Version",
+            "python": "Python",
+        },
+        units={"Started": "dateTimeFromNow"},
+        widths={"Answers": 80, "Started": 130, "Version": 80, "Python": 80},
+        flags=("Answers",),
+        sort="Answers",
+        rising=True,
         none="none is up",
     )
     load = rows(
@@ -506,7 +553,7 @@ def _replicas() -> Section:
     return Section("Replicas", (line(table, load),))
 
 
-def sidecar(docs: str = DOCS) -> dashboard.Dashboard:
+def sidecar(docs: str | None = DOCS) -> dashboard.Dashboard:
     """Return the dashboard."""
     return board(
         "frontier-sidecar",

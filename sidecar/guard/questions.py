@@ -86,6 +86,9 @@ def read_query(raw_query: str) -> tuple[str | None, int]:
         given = dict(parse_qsl(raw_query, keep_blank_values=True, errors="strict", max_num_fields=100))
     except (UnicodeDecodeError, ValueError):
         raise Invalid(400, "The query cannot be read: it is not UTF-8, or far too long.") from None
+    if unknown := sorted(given.keys() - {"session", "limit"}):
+        # Or a misspelt filter would look like an answer, with the findings of all sessions.
+        raise Invalid(400, f"`{unknown[0]}`: there is no such parameter; known: limit, session.")
     session, limit = given.get("session"), given.get("limit", str(FINDINGS))
     if session is not None:
         if not session:

@@ -267,6 +267,11 @@ _ALL = (
         help="When records were last taken in (Unix time; before the first ones: when the program started).",
     ),
     Series(
+        name="sidecar_start_timestamp_seconds",
+        type="gauge",
+        help="When the program started (Unix time): since then its counters count.",
+    ),
+    Series(
         name="sidecar_build_info",
         type="gauge",
         labels=("version", "python"),

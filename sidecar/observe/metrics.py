@@ -152,7 +152,7 @@ class Metrics:
         self.declare_topics(topics)
         self.set_ages({})
         # Zero would look like decades without progress to whoever subtracts it from the time.
-        for timestamp in (self._progress, self._well, self._kept_at):
+        for timestamp in (self._progress, self._well, self._kept_at, self._gauge("sidecar_start_timestamp_seconds")):
             if timestamp is not None:
                 timestamp.set(time.time() if started is None else started)
         self._gauge("sidecar_build_info").labels(__version__, platform.python_version()).set(1)

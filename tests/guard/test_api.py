@@ -319,6 +319,14 @@ async def test_limits_that_are_none(limit: str) -> None:
         assert "`limit`" in answer.body["reasons"][0]["detail"]
 
 
+async def test_a_parameter_that_is_not_known_is_not_passed_over() -> None:
+    """A misspelt filter must not look like an answer about all sessions."""
+    async with guarded() as g:
+        answer = await g.look("/v1/findings?session_id=a")
+        assert answer.status == 400
+        assert "known: limit, session" in answer.body["reasons"][0]["detail"]
+
+
 async def test_methods() -> None:
     async with guarded() as g:
         g.sessions.fold(*session())

@@ -136,6 +136,32 @@ FRONTIER_DEGRADED = (
         {4: _degraded(2), 6.5: _degraded(2), 10: _degraded(2)},
     ),
     Case("no sidecar is scraped", "FrontierDegraded", "absent", {'up{job="else"}': (still(20, 1),)}, {10: None}),
+    Case(
+        "the only replica dies: nobody says any more that all is well, so it is not; after some hours it is forgotten",
+        "FrontierDegraded",
+        "absent",
+        {**_statuses(corrupt=(still(5, 1), still(400, MISSING))), HALTS: (still(5, 1), still(400, MISSING))},
+        {4: _degraded(2), 12: _degraded(2), 120: _degraded(2), 360: _degraded(2), 375: None},
+    ),
+    Case(
+        "one of two dies, and the other one has restored its sessions: each is counted once",
+        "FrontierDegraded",
+        "absent",
+        {
+            HALTS: (still(5, 2), still(60, MISSING)),
+            f"sidecar_open_halts{{{_labels(instance='b:9464')}}}": (still(6, 0), still(59, 2)),
+            **_statuses(corrupt=(still(5, 0), still(60, MISSING))),
+            f"sidecar_frontier_degraded{{{_labels(instance='b:9464', status='corrupt')}}}": (still(65, 0),),
+        },
+        {4: _degraded(2), 5.5: _degraded(2), 8: _degraded(2), 60: _degraded(2)},
+    ),
+    Case(
+        "the only replica dies while all is well",
+        "FrontierDegraded",
+        "absent",
+        {**_statuses(corrupt=(still(5, 0), still(60, MISSING))), HALTS: (still(5, 0), still(60, MISSING))},
+        {4: None, 12: None, 60: None},
+    ),
 )
 
 
@@ -185,6 +211,14 @@ RECOVERY_EXPOSED = (
 )
 
 
+def _began(
+    *stretches: tuple[float, float | None, float], instance: str = "a:9464"
+) -> dict[str, tuple[tuple[float, float | None, float], ...]]:
+    """Say when a process began, in minutes from the start."""
+    seconds = tuple((length, None if value is None else value * 60, growth) for length, value, growth in stretches)
+    return {f"sidecar_start_timestamp_seconds{{{_labels(instance=instance)}}}": seconds}
+
+
 def _finding(rule: str, instance: str = "a:9464") -> str:
     return f"sidecar_findings_total{{{_labels(instance=instance, rule=rule)}}}"
 
@@ -223,7 +257,10 @@ def _counted(alert: str, rule: str, other: str, window: int, summary: str) -> tu
             "counted before the first scrape: a backlog was read at the start",
             alert,
             "firing",
-            {_finding(rule): (still(5, MISSING), still(2 * window, 3))},
+            {
+                _finding(rule): (still(5, MISSING), still(3 * window, 3)),
+                **_began(still(5, MISSING), still(3 * window, 4.5)),
+            },
             {
                 4: None,
                 5.25: fires(3),
@@ -231,6 +268,45 @@ def _counted(alert: str, rule: str, other: str, window: int, summary: str) -> tu
                 5 + 2 * window - 1: fires(3),
                 5 + 2 * window + 12: None,
             },
+        ),
+        Case(
+            "it could not be scraped for long, and has found two meanwhile",
+            alert,
+            "firing",
+            {
+                _finding(rule): (still(2 * window, 7), still(2 * window, MISSING), still(4 * window, 9)),
+                **_began(still(8 * window, -600)),
+            },
+            {
+                2 * window - 1: None,
+                4 * window - 1: None,
+                4 * window + 1: fires(2),
+                5 * window - 1: fires(2),
+                7 * window + 1: None,
+            },
+        ),
+        Case(
+            "one scrape fails: what was counted before is no news a window later",
+            alert,
+            "quiet",
+            {
+                _finding(rule): (still(2 * window, 7), still(0.25, MISSING), still(3 * window, 7)),
+                **_began(still(2 * window, -600), still(0.25, MISSING), still(3 * window, -600)),
+            },
+            {
+                2 * window + 0.5: None,
+                3 * window: None,
+                3 * window + 0.25: None,
+                3 * window + 0.5: None,
+                4 * window: None,
+            },
+        ),
+        Case(
+            "a Prometheus begins with empty storage: what was counted long ago is no news",
+            alert,
+            "quiet",
+            {_finding(rule): (still(3 * window, 7),), **_began(still(3 * window, -600))},
+            {1: None, window - 1: None, window + 1: None, 3 * window: None},
         ),
         Case(
             "none for a while",
@@ -252,6 +328,16 @@ def _counted(alert: str, rule: str, other: str, window: int, summary: str) -> tu
             "reset",
             {_finding(rule): (still(3 * window, 7), still(1, MISSING), still(2, 0), still(window, 1))},
             {3 * window + 2: None, 3 * window + 4: fires(1)},
+        ),
+        Case(
+            "the replica restarts, and has found as many as before when it is scraped again",
+            alert,
+            "reset",
+            {
+                _finding(rule): (still(3 * window, 1), still(1, MISSING), still(window, 1)),
+                **_began(still(3 * window, -600), still(1, MISSING), still(window, 3 * window + 0.5)),
+            },
+            {3 * window - 1: None, 3 * window + 2: fires(1), 4 * window: fires(1)},
         ),
         Case("no sidecar is scraped", alert, "absent", {'up{job="else"}': (still(20, 1),)}, {10: None}),
     )
@@ -315,14 +401,21 @@ HALT_UNACKNOWLEDGED = (
         "HaltUnacknowledged",
         "recovering",
         {_waiting("warning"): (still(5, 1), still(10, 0))},
-        {4: _unacknowledged(1), 5.5: _unacknowledged(1), 6.5: None},
+        {4: _unacknowledged(1), 9.5: _unacknowledged(1), 10.5: None},
+    ),
+    Case(
+        "the fleet view dies: the halts wait all the same",
+        "HaltUnacknowledged",
+        "absent",
+        {_waiting("error"): (still(5, 1), still(60, MISSING))},
+        {4: _unacknowledged(1), 12: _unacknowledged(1), 60: _unacknowledged(1)},
     ),
     Case(
         "the fleet view restarts: its gauges are gone, then zero until its tables are recovered",
         "HaltUnacknowledged",
         "reset",
-        {_waiting("error"): (still(5, 1), still(0.5, MISSING), still(0.25, 0), still(8, 1))},
-        {4: _unacknowledged(1), 5.5: _unacknowledged(1), 7: _unacknowledged(1)},
+        {_waiting("error"): (still(5, 1), still(0.5, MISSING), still(3, 0), still(8, 1))},
+        {4: _unacknowledged(1), 5.5: _unacknowledged(1), 8: _unacknowledged(1), 10: _unacknowledged(1)},
     ),
     Case(
         "there is no fleet view, only a tail with open halts",
@@ -344,6 +437,10 @@ def _up(job: str = "tail", instance: str = "a:9464") -> str:
 
 def _down(instance: str, job: str = "tail") -> Fires:
     return Fires(f'{instance} (job "{job}") does not answer.', {"job": job, "instance": instance})
+
+
+def _left(job: str) -> Fires:
+    return Fires(f'Nobody of job "{job}" is left.', {"job": job})
 
 
 NO_SIDECAR = Fires("There is no sidecar: nothing is judged.", {})
@@ -399,6 +496,25 @@ SIDECAR_DOWN = (
         {6: _down("a:9464"), 7.5: _down("a:9464"), 9: None},
     ),
     Case(
+        "the only replica does not answer: that is one alert, not two, and it lasts over days",
+        "SidecarDown",
+        "firing",
+        {_up(): (still(5, 1), still(1500, 0)), _built(): (still(5, 1), still(2000, MISSING))},
+        {4: None, 8: _down("a:9464"), 600: _down("a:9464"), 1430: _down("a:9464"), 1460: (_down("a:9464"), NO_SIDECAR)},
+    ),
+    Case(
+        "the fleet view has no targets any more, as when its only pod is gone, and comes back",
+        "SidecarDown",
+        "firing",
+        {
+            _up(): (still(40, 1),),
+            _built(): (still(40, 1),),
+            _up("fleet", "a:9465"): (still(5, 1), still(20, MISSING), still(15, 1)),
+            _built("fleet", "a:9465", "sidecar_fleet_build_info"): (still(5, 1), still(20, MISSING), still(15, 1)),
+        },
+        {6: None, 8: _left("fleet"), 25: _left("fleet"), 28: None},
+    ),
+    Case(
         "it restarts within a minute",
         "SidecarDown",
         "reset",
@@ -450,6 +566,17 @@ SIDECAR_STALLED = (
         "firing",
         {FLEET_PROGRESS: (still(10, 0),), FLEET_LAG: (still(1, 0), still(9, 12))},
         {2.5: None, 4: _stalled(240, "fleet", "a:9465")},
+    ),
+    Case(
+        "the brokers do not take what the fleet view writes, so that it reads no further",
+        "SidecarStalled",
+        "firing",
+        {
+            FLEET_PROGRESS: (still(10, 0),),
+            FLEET_LAG: (still(10, 0),),
+            f"sidecar_fleet_broker_up{{{_labels('fleet', 'a:9465')}}}": (still(4, 1), still(6, 0)),
+        },
+        {4: None, 6: _stalled(360, "fleet", "a:9465")},
     ),
     Case(
         "it goes on",
@@ -521,8 +648,8 @@ def _letters(topic: str = "agent.events", instance: str = "a:9464") -> str:
     return f"sidecar_dead_letters_total{{{_labels(instance=instance, topic=topic)}}}"
 
 
-def _growing(count: int) -> Fires:
-    return Fires(f"Records that cannot be read keep coming; in the last minutes: {count}.")
+def _growing(count: int, job: str = "tail") -> Fires:
+    return Fires(f"Records that cannot be used keep coming; in the last minutes: {count}.", {"job": job})
 
 
 DEAD_LETTERS = (
@@ -530,22 +657,36 @@ DEAD_LETTERS = (
         "a few at once, and no more",
         "DeadLettersGrowing",
         "quiet",
-        {_letters(): (still(5, 0), still(30, 40))},
-        {6: None, 12: None, 30: None},
+        {_letters(): (still(5, 0), still(60, 40))},
+        {6: None, 12: None, 16: None, 21: None, 30: None, 60: None},
     ),
     Case(
         "four a minute, of two topics",
         "DeadLettersGrowing",
         "firing",
-        {_letters(): ((30, 0, 2),), _letters("agent.compactions"): ((30, 100, 2),)},
-        {9: None, 20: _growing(20)},
+        {_letters(): ((40, 0, 2),), _letters("agent.compactions"): ((40, 100, 2),)},
+        {14: None, 30: _growing(40)},
+    ),
+    Case(
+        "one every eight minutes",
+        "DeadLettersGrowing",
+        "firing",
+        {_letters(): tuple(still(8, n) for n in range(6))},
+        {21: None, 26: _growing(1), 39: _growing(1), 47: _growing(1)},
+    ),
+    Case(
+        "the fleet view cannot use what it reads",
+        "DeadLettersGrowing",
+        "firing",
+        {f"sidecar_fleet_unusable_records_total{{{_labels('fleet', 'a:9465', topic='agent.halts')}}}": ((40, 0, 2),)},
+        {14: None, 30: _growing(20, "fleet")},
     ),
     Case(
         "the producer is mended",
         "DeadLettersGrowing",
         "recovering",
-        {_letters(): (still(0.25, 0), (20, 0, 2), still(30, 40))},
-        {19: _growing(10), 23: _growing(4), 29: _growing(0), 31: None},
+        {_letters(): (still(0.25, 0), (30, 0, 2), still(40, 60))},
+        {29: _growing(20), 35: _growing(10), 44: _growing(0), 46.5: None},
     ),
     Case(
         "a counter that begins again at zero and stays there",
@@ -558,8 +699,8 @@ DEAD_LETTERS = (
         "restarts do not hide that they keep coming",
         "DeadLettersGrowing",
         "reset",
-        {_letters(): ((12, 0, 4), still(0.5, MISSING), (12, 0, 4))},
-        {24: _growing(20)},
+        {_letters(): ((16, 0, 4), still(0.5, MISSING), (16, 0, 4))},
+        {20: _growing(37), 32: _growing(40)},
     ),
     Case("no sidecar is scraped", "DeadLettersGrowing", "absent", {'up{job="else"}': (still(20, 1),)}, {15: None}),
 )
@@ -592,8 +733,13 @@ SNAPSHOTS = (
         "a partition's snapshots could not be used at the start",
         "SnapshotsFailing",
         "firing",
-        {KEPT_AT: ((60, 0, 60),), REFUSED: (still(1, MISSING), still(59, 1)), TOO_LARGE: (still(60, 0),)},
-        {1: None, 3: CANNOT_KEEP},
+        {
+            KEPT_AT: ((90, 0, 60),),
+            REFUSED: (still(1, MISSING), still(89, 1)),
+            TOO_LARGE: (still(90, 0),),
+            **_began(still(1, MISSING), still(89, 0.5)),
+        },
+        {1: None, 3: CANNOT_KEEP, 69: CANNOT_KEEP, 75: None},
     ),
     Case(
         "a session's state is too large",

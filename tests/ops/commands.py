@@ -19,7 +19,14 @@ def parse(arguments: Sequence[str]) -> str:
     context = cli.make_context("sidecar", list(arguments))
     name, command, rest = cli.resolve_command(context, [*context._protected_args, *context.args])
     assert name is not None and command is not None
+    if isinstance(command, click.Group) and not rest:
+        return name
     while isinstance(command, click.Group) and rest:
+        # A group may be a command itself, with options of its own.
+        context = command.make_context(name, list(rest), parent=context)
+        rest = [*context._protected_args, *context.args]
+        if not rest:
+            return name
         inner, command, rest = command.resolve_command(context, rest)
         name = f"{name} {inner}"
     assert command is not None

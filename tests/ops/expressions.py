@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "grafana/dashboards").glob("*.json"))
 
-_SELECTOR = re.compile(r"\b((?:sidecar_\w+|ALERTS|up))(\{[^}]*\})?|(\{__name__=~[^}]*\})")
+_SELECTOR = re.compile(r"\b((?:sidecar_\w+|ALERTS(?:_FOR_STATE)?|up)\b)(\{[^}]*\})?|(\{__name__=~[^}]*\})")
 
 
 class Target(NamedTuple):
@@ -25,9 +25,9 @@ class Target(NamedTuple):
 
 
 def panels(dashboard: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield every panel that is no row."""
+    """Yield every panel that shows what Prometheus says."""
     for panel in dashboard["panels"]:
-        if panel["type"] != "row":
+        if panel["type"] not in ("row", "text"):
             yield panel
 
 
@@ -49,9 +49,9 @@ def others() -> Iterator[Target]:
     """Yield what the dashboards ask besides: for annotations, and for the values of variables."""
     for path in DASHBOARDS:
         board = load(path)
-        for annotation in board["annotations"]["list"]:
+        for annotation in board["annotations"].get("list", ()):
             yield Target(path.stem, f"annotation {annotation['name']}", annotation["expr"], False)
-        for variable in board["templating"]["list"]:
+        for variable in board["templating"].get("list", ()):
             if variable["type"] == "query":
                 found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
                 assert found, variable["query"]

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,6 +131,7 @@ class Stack:
     logs: Path
     unique: str
     fleet: str | None = None
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def command(self, *arguments: str) -> str:
         """Run a command of the sidecar, and return what it wrote on standard output."""
@@ -187,9 +188,10 @@ def stack(bootstrap: str, unique: str, folder: Path, *, with_fleet: bool = False
     config.write_text(as_yaml(_settings(bootstrap, unique)))
     with contextlib.ExitStack() as running:
         receiver = running.enter_context(Receiver())
-        running.enter_context(process(_command(config, "run", ports["sidecar"]), folder / "sidecar.log"))
-        if with_fleet:
-            running.enter_context(process(_command(config, "fleet", ports["fleet"]), folder / "fleet.log"))
+        processes = {}
+        for name, port in (("run", "sidecar"), *((("fleet", "fleet"),) if with_fleet else ())):
+            command = _command(config, name, ports[port])
+            processes[port] = running.enter_context(process(command, folder / f"{port}.log"))
         running.enter_context(_alertmanager(folder, ports["alertmanager"], receiver.url))
         running.enter_context(_prometheus(folder, ports, with_fleet))
         eventually(f"the sidecar is ready (see {folder}/sidecar.log)", lambda: get(f"{at['sidecar']}/readyz"), 30)
@@ -197,6 +199,7 @@ def stack(bootstrap: str, unique: str, folder: Path, *, with_fleet: bool = False
             eventually(f"the fleet view is ready (see {folder}/fleet.log)", lambda: get(f"{at['fleet']}/readyz"), 30)
         made = Stack(config, at["sidecar"], at["prometheus"], at["alertmanager"], receiver, folder, unique)
         made.fleet = at["fleet"] if with_fleet else None
+        made.processes = processes
         eventually("Prometheus has scraped the sidecar", lambda: made.query("sidecar_build_info"))
         if with_fleet:
             eventually("and the fleet view", lambda: made.query("sidecar_fleet_build_info"))

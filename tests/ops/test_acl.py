@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.errors import TopicAuthorizationFailedError
 
 from sidecar.client import Emitter, HaltListener
 from sidecar.client.errors import BrokerError
 from sidecar.config import FleetSettings, HttpSettings, Settings
 from sidecar.fleet.command import serve as serve_fleet
+from sidecar.fleet.errors import FleetError, meaning
 from sidecar.fleet.haltlog import HaltLogError, Reader, publish_ack
 from sidecar.observe.probe import ask
 from sidecar.protocol.outputs import HaltAck
 from sidecar.tail import acls
 from sidecar.tail.errors import TailError
-from sidecar.tail.topics import ALL_ROLES, create_missing, plan, prepare_fleet
+from sidecar.tail.planned import ALL_ROLES, plan
+from sidecar.tail.topics import create_missing, prepare_fleet
 from tests.kafka.tail_support import (
     case_lines,
     judged,
@@ -110,6 +113,16 @@ def test_one_topic_for_both_inputs_is_named_once() -> None:
     assert [acl.name for acl in acls.plan(settings) if acl.party == "agents"] == ["agent.events"]
 
 
+def test_what_may_not_be_written_is_named_when_it_is_written() -> None:
+    denied = TopicAuthorizationFailedError("agent.alerts")
+    wrapped = RuntimeError("the producer")
+    wrapped.__cause__ = denied
+    for error in (denied, wrapped):
+        assert meaning(error, "WRITE").endswith("the ACL WRITE on agent.alerts")
+    assert meaning(TopicAuthorizationFailedError({"b", "a"}), "READ").endswith("the ACL READ on a, b")
+    assert meaning(ValueError("x"), "READ") == "ValueError('x')"
+
+
 # --- with one -------------------------------------------------------------------------------------
 
 
@@ -141,7 +154,7 @@ async def set_up(broker: SecuredBroker, unique: str, administrator: Administrato
     setup = as_user(broker, unique, "setup", create=True)
     grants = said_by_the_script(setup)
     await administrator.grant(grants)
-    created = await create_missing(setup, only=ALL_ROLES)
+    created = await create_missing(setup, only=ALL_ROLES, party="setup")
     assert {spec.name for spec in created.created} == {spec.name for spec in plan(setup)}
     return grants
 
@@ -227,9 +240,10 @@ async def test_what_the_others_lack_is_named(
     lacking = {party: of(grants, party) for party in ("setup", "agents", "listeners", "operators")}
     for party in lacking.values():
         await administrator.revoke(party)
-    with pytest.raises(TailError, match=r"Grant User:frontier-setup the ACLs READ on .*events"):
-        await create_missing(setup)
-    with pytest.raises(TailError, match=rf"User:frontier-agents .*{re.escape(agents.topics.events)}"):
+    with pytest.raises(TailError, match=r"Grant User:frontier-setup the ACLs CREATE and DESCRIBE on .*events"):
+        await create_missing(setup, only=ALL_ROLES, party="setup")
+    inputs = re.escape(", ".join(agents.topics.inputs))
+    with pytest.raises(TailError, match=rf"User:frontier-agents the ACLs WRITE on {inputs}; and CREATE"):
         await send(agents, case_lines()[:1])
     emitter = Emitter.kafka(
         secured.scram,
@@ -240,19 +254,26 @@ async def test_what_the_others_lack_is_named(
         start_timeout=1.0,
         **security(agents),
     )
-    with pytest.raises(BrokerError, match=rf"see the topic {re.escape(unique)}\w+: grant it"):
+    with pytest.raises(BrokerError, match=rf"see the topic {re.escape(unique)}\w+: grant its principal the ACL WRITE"):
         async with emitter as log:
             await log.action("deploy-prod", irreversible=True)
             await log.flush()
     listener = HaltListener(secured.scram, topic=listeners.topics.halts, **security(listeners))
     async with listener:
-        with pytest.raises(BrokerError, match=rf"see the topic {re.escape(listeners.topics.halts)}: grant it"):
+        with pytest.raises(
+            BrokerError, match=rf"see the topic {re.escape(listeners.topics.halts)}: grant its principal the ACL READ"
+        ):
             await listener.wait_ready(within=2)
         assert listener.is_halted("any")
     operators = as_user(secured, unique, "operators")
-    with pytest.raises(HaltLogError, match="READ and DESCRIBE"):
-        async with Reader(operators.kafka.client_options(), operators.topics.halts, operators.topics.halt_acks):
-            pass
+    names = operators.topics.halts, operators.topics.halt_acks
+    options = operators.kafka.client_options()
+    for lacking in (names, names[1:]):
+        said = rf"read {re.escape(' and '.join(lacking))}: grant the principal the ACL READ"
+        with pytest.raises(HaltLogError, match=said):
+            async with Reader(options, *names):
+                pass
+        await administrator.grant([grant for grant in of(grants, "operators") if grant.name == names[0]])
 
 
 @contextlib.asynccontextmanager
@@ -280,10 +301,18 @@ async def test_the_fleet_works_with_exactly_these(
             return (await asyncio.to_thread(ask, host, int(port), "readyz")).ok
 
         await until(ready, within=30)
-    for grant in grants:
-        if grant.name == settings.topics.halts:
-            await administrator.revoke([grant])
-    with pytest.raises(
-        TailError, match=rf"Grant User:frontier-fleet the ACLs .* on {re.escape(settings.topics.halts)}"
-    ):
+    # What it may not read it finds out when it reads; what it may not write, when there is something to write.
+    operations = {number: name.upper() for name, number in OPERATIONS.items()}
+    at_start = [grant for grant in grants if grant.operation == OPERATIONS["Read"] or grant.name == settings.topics.dlq]
+    assert len(at_start) == 9
+    before: list[Grant] = []
+    for grant in at_start:
+        await administrator.instead(before, [grant])
+        before = [grant]
+        said = rf"ACLs? {operations[grant.operation]} on (group )?{re.escape(grant.name)}\b"
+        with pytest.raises((TailError, FleetError), match=said):
+            await asyncio.wait_for(serve_fleet(settings, asyncio.Event(), prepare_fleet), 20)
+    await administrator.instead(before, [grant for grant in grants if grant.name == settings.topics.alerts])
+    said = rf"ACLs READ and WRITE on {re.escape(settings.topics.alerts)}[;.]"
+    with pytest.raises(TailError, match=said):
         await asyncio.wait_for(serve_fleet(settings, asyncio.Event(), prepare_fleet), 20)

@@ -1,5 +1,6 @@
 """The alert rules: what they say at which time, tried by promtool on the file that Prometheus is given."""
 
+import json
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 from grafana.source import rules
 from grafana.source.files import as_yaml
 from tests.ops.alert_cases import CASES, EVERY, KINDS, Case, Fires, values
+from tests.ops.expressions import names
 from tests.ops.tools import tool
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +95,13 @@ def _listed(expected: Fires | tuple[Fires, ...] | None) -> tuple[Fires, ...]:
 def _alert(fires: Fires, rule: dict[str, Any]) -> dict[str, Any]:
     return {
         "exp_labels": {**rule["labels"], **fires.labels},
-        "exp_annotations": {**rule["annotations"], "summary": fires.summary},
+        "exp_annotations": {
+            **{
+                name: text.replace("{{ $labels.instance }}", fires.labels.get("instance", ""))
+                for name, text in rule["annotations"].items()
+            },
+            "summary": fires.summary,
+        },
     }
 
 
@@ -107,8 +115,19 @@ def test_what_every_alert_has() -> None:
     for name, rule in found.items():
         assert set(rule) == {"alert", "expr", "for", "keep_firing_for", "labels", "annotations"}, name
         assert rule["labels"] in ({"severity": "page"}, {"severity": "warning"})
-        assert set(rule["annotations"]) == {"summary", "description", "runbook_url", "dashboard"}
-        assert rule["annotations"]["runbook_url"] == f"{rules.DOCS}/runbooks/{name}.md"
+        assert set(rule["annotations"]) == {"summary", "description", "first", "runbook", "dashboard"}
+        assert rule["annotations"]["runbook"] == f"sidecar runbook {name}"
+        assert len(rule["annotations"]["first"]) > 80, "of use without a link"
+
+
+def test_links_lead_where_the_documentation_is_and_nowhere_without_one() -> None:
+    text = RULES.read_text()
+    assert "http" not in text.replace("http://{{ $labels.instance }}", "")
+    elsewhere = rules.for_prometheus(docs="https://wiki.test/frontier/")
+    for group in elsewhere["groups"]:
+        for rule in group["rules"]:
+            where = f"https://wiki.test/frontier/runbooks/{rule['alert']}.md"
+            assert rule["annotations"]["runbook_url"] == where
 
 
 def test_grafana_is_told_the_same() -> None:
@@ -128,9 +147,41 @@ def test_grafana_is_told_the_same() -> None:
         assert theirs["expr"] == f"{whole}\n> {bound['params'][0]:g}"
         assert (rule["for"], rule["keepFiringFor"]) == (theirs["for"], theirs["keep_firing_for"])
         assert rule["labels"] == theirs["labels"]
-        for key in ("description", "runbook_url", "dashboard"):
+        for key in ("description", "first", "runbook", "dashboard"):
             assert rule["annotations"][key] == theirs["annotations"][key]
         assert "$value " not in rule["annotations"]["summary"]  # that is Prometheus'
+
+
+def test_grafana_is_not_silent_when_it_knows_nothing() -> None:
+    """No sidecar at all is what `SidecarDown` is about; a Prometheus that is away is one page, and ends no alert."""
+    file = yaml.safe_load((ROOT / "grafana/provisioning/alerting/rules.yaml").read_text())
+    states = {
+        rule["title"]: (rule["noDataState"], rule["execErrState"])
+        for group in file["groups"]
+        for rule in group["rules"]
+    }
+    assert states.pop("SidecarDown") == ("Alerting", "Error")
+    assert set(states.values()) == {("OK", "KeepLast")}
+
+
+def test_grafanas_alerts_lead_to_a_panel_that_shows_their_value() -> None:
+    boards = {}
+    for path in (ROOT / "grafana/dashboards").glob("*.json"):
+        board = json.loads(path.read_text())
+        boards[board["uid"]] = {str(panel["id"]): panel for panel in board["panels"]}
+    file = yaml.safe_load((ROOT / "grafana/provisioning/alerting/rules.yaml").read_text())
+    for rule in (rule for group in file["groups"] for rule in group["rules"]):
+        found = rule["annotations"]
+        assert found["dashboard"] == f"/d/{found['__dashboardUid__']}"
+        panel = boards[found["__dashboardUid__"]][found["__panelId__"]]
+        shown = set().union(*(names(target["expr"]) for target in panel["targets"]))
+        asked = names(
+            rule["data"][0]["model"]["expr"].replace(
+                '{__name__=~"sidecar_(fleet_)?lag_records"}', "sidecar_lag_records"
+            )
+        )
+        assert shown & asked, rule["title"]
+        assert f"Runbook: {rule['title']}" in [link["title"] for link in panel["links"]], rule["title"]
 
 
 def test_the_pace_is_the_only_difference() -> None:

@@ -13,18 +13,20 @@ import yaml
 
 from grafana.source import provisioning, rules
 from grafana.source.files import ROOT, files, write
-from sidecar.engine.rules import CATALOGUE
 from sidecar.observe.catalogue import fleet_catalogue, metrics_catalogue
 from tests.ops import npm
 from tests.ops.expressions import DASHBOARDS, filled, load, names, panels, targets
 
 SCHEMA = Path(__file__).parent / "schema"
 BOARDS = {path.stem: load(path) for path in DASHBOARDS}
+RUNBOOKS = BOARDS["runbooks"]
 PANELS = [(name, panel) for name, board in BOARDS.items() for panel in panels(board)]
+PAGES = {panel["id"]: panel for panel in RUNBOOKS["panels"] if panel["type"] == "text"}
 each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS.keys())
 each_panel = pytest.mark.parametrize(
     "panel", [p for _, p in PANELS], ids=[f"{name}: {p['title']}" for name, p in PANELS]
 )
+each_page = pytest.mark.parametrize("panel", PAGES.values(), ids=[panel["title"] for panel in PAGES.values()])
 
 
 # --- made by the source -----------------------------------------------------------------------------------------------
@@ -46,9 +48,11 @@ def test_they_can_be_made_for_another_place(tmp_path: Path) -> None:
     assert set(write(docs, tmp_path)) == set(files())
     assert write(docs, tmp_path) == []
     board = json.loads((tmp_path / "grafana/dashboards/fleet.json").read_text())
-    assert _variables(board)["docs"]["query"] == docs
-    assert f"{docs}/runbooks/SidecarDown.md" in (tmp_path / "deploy/prometheus/rules.yml").read_text()
-    assert rules.DOCS not in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    addresses = {found["url"] for found in _nested(board) if isinstance(found.get("url"), str)}
+    assert {f"{docs}/rules.md", f"{docs}/metrics.md", f"{docs}/rules.md#${{__value.raw}}"} < addresses
+    for name in ("deploy/prometheus/rules.yml", "grafana/provisioning/alerting/rules.yaml"):
+        assert f"{docs}/runbooks/SidecarDown.md" in (tmp_path / name).read_text()
+    assert f"[guard]({docs}/guard.md)" in (tmp_path / "grafana/dashboards/runbooks.json").read_text()
 
 
 # --- Grafana's own schema ---------------------------------------------------------------------------------------------
@@ -99,14 +103,15 @@ def test_grafanas_types_take_them_and_nothing_that_is_broken(tmp_path: Path) -> 
 
 
 def _variables(board: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {variable["name"]: variable for variable in board["templating"]["list"]}
+    return {variable["name"]: variable for variable in board["templating"].get("list", ())}
 
 
-def test_there_are_three() -> None:
+def test_there_are_four() -> None:
     assert {(board["uid"], board["title"]) for board in BOARDS.values()} == {
         ("frontier-fleet", "Frontier / Fleet"),
         ("frontier-quality", "Frontier / Compaction quality"),
         ("frontier-sidecar", "Frontier / Sidecar"),
+        ("frontier-runbooks", "Frontier / Runbooks"),
     }
 
 
@@ -116,6 +121,9 @@ def test_it_can_be_imported_as_it_is(board: dict[str, Any]) -> None:
     assert "__inputs" not in board and "__requires" not in board
     assert board.get("id") is None
     assert "${DS_" not in text
+    if board is RUNBOOKS:
+        assert "datasource" not in text
+        return
     assert _variables(board)["datasource"]["type"] == "datasource"
     assert _variables(board)["datasource"]["query"] == "prometheus"
     used = {found["datasource"]["uid"] for found in _nested(board) if isinstance(found.get("datasource"), dict)}
@@ -135,8 +143,9 @@ def _nested(value: object) -> Iterator[dict[str, Any]]:
 @each_board
 def test_every_variable_is_used_and_every_used_one_is_there(board: dict[str, Any]) -> None:
     text = json.dumps({key: value for key, value in board.items() if key != "templating"})
-    text += json.dumps([{**variable, "name": ""} for variable in board["templating"]["list"]])
-    used = set(re.findall(r"\$\{?(\w+)", text))
+    text += json.dumps([{**variable, "name": ""} for variable in _variables(board).values()])
+    # Also in the texts of the runbooks: what looks like a variable would be one.
+    used = set(re.findall(r"\$\{?([A-Za-z_]\w*)", text))
     builtin = {"__rate_interval", "__range", "__value", "__all"}
     assert used - builtin == set(_variables(board))
 
@@ -209,7 +218,7 @@ def test_its_colours_have_a_begin_and_rise(panel: dict[str, Any]) -> None:
 # --- what is asked ----------------------------------------------------------------------------------------------------
 
 SERIES = {series.name: series for series in (*metrics_catalogue(), *fleet_catalogue())}
-OF_PROMETHEUS = {"ALERTS", "up"}
+OF_PROMETHEUS = {"ALERTS", "ALERTS_FOR_STATE", "up"}
 
 
 def _family(name: str) -> str:
@@ -257,7 +266,8 @@ def test_rates_of_counters_and_no_rates_of_gauges() -> None:
 def test_windows_fit_how_often_things_happen() -> None:
     for target in targets():
         windows = set(re.findall(r"\[([^\]]+)\]", target.expr))
-        assert windows <= {"$__rate_interval", "$__range", "$window"}
+        # Who was there in the last days is known from what everybody exposes, and from nothing else.
+        assert windows <= {"$__rate_interval", "$__range", "$window"} or rules.BUILT in target.expr
         if "$__range" in windows:
             assert target.instant, str(target)
         filled(target.expr, {"job": "", "instance": "", "window": "1h", "__rate_interval": "1m", "__range": "1h"})
@@ -266,27 +276,91 @@ def test_windows_fit_how_often_things_happen() -> None:
 # --- where links lead -------------------------------------------------------------------------------------------------
 
 
+def _leads_somewhere(address: str) -> bool:
+    """Tell whether an address of a Grafana that has our dashboards, and nothing else, leads to one of them."""
+    found = re.fullmatch(r"/?d/([\w-]+)(?:\?viewPanel=(\d+))?", address)
+    board = next((board for board in BOARDS.values() if found and board["uid"] == found[1]), None)
+    return board is not None and (found[2] is None or int(found[2]) in {panel["id"] for panel in board["panels"]})
+
+
 @each_board
 def test_every_link_leads_somewhere(board: dict[str, Any]) -> None:
-    docs = ROOT / "docs"
-    addresses = {found["url"] for found in _nested(board) if isinstance(found.get("url"), str)}
-    assert addresses
-    for address in addresses:
-        assert address.startswith("${docs}/"), address
-        path, _, anchor = address.removeprefix("${docs}/").partition("#")
-        if path == "runbooks/${__value.raw}.md":
-            for alert in rules.every():
-                assert (docs / f"runbooks/{alert.name}.md").is_file()
-        elif (path, anchor) == ("rules.md", "${__value.raw}"):
-            text = (docs / path).read_text()
-            assert all(f'id="{rule}"' in text or re.search(rf"^#+ `?{rule}`?$", text, re.M) for rule in CATALOGUE)
-        else:
-            assert (docs / path).is_file() and not anchor, address
+    addresses = {found["url"] for found in _nested(board) if isinstance(found.get("url"), str)} - {""}
+    assert bool(addresses) == (board is not RUNBOOKS)
+    assert [address for address in addresses if not _leads_somewhere(address)] == []
+
+
+@each_panel
+def test_its_runbooks_are_those_that_it_names(panel: dict[str, Any]) -> None:
+    for link in panel.get("links", ()):
+        title = link["title"].removeprefix("Runbook: ")
+        assert PAGES[int(link["url"].rpartition("=")[2])]["title"] == title
 
 
 def test_the_alerts_name_dashboards_that_are_there() -> None:
-    uids = {board["uid"] for board in BOARDS.values()}
+    uids = {board["uid"] for board in BOARDS.values() if board is not RUNBOOKS}
     assert {alert.dashboard for alert in rules.every()} == uids
+
+
+def test_a_title_is_there_once() -> None:
+    for board in BOARDS.values():
+        titles = [panel["title"] for panel in board["panels"] if panel["type"] != "row"]
+        assert len(set(titles)) == len(titles)
+
+
+# --- the runbooks in Grafana, and in the program ----------------------------------------------------------------------
+
+
+def test_every_runbook_is_there() -> None:
+    assert [panel["title"] for panel in PAGES.values()] == [
+        "All runbooks",
+        *(alert.name for alert in rules.every()),
+        "Rules",
+    ]
+    for alert in rules.every():
+        written = (ROOT / f"docs/runbooks/{alert.name}.md").read_text()
+        shown = next(panel for panel in PAGES.values() if panel["title"] == alert.name)["options"]["content"]
+        assert all(f"\n## {heading}\n" in f"\n{shown}" for heading in re.findall(r"^## (.+)$", written, re.M))
+
+
+@each_page
+def test_its_links_lead_somewhere(panel: dict[str, Any]) -> None:
+    for address in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", panel["options"]["content"])):
+        assert _leads_somewhere(address), address
+        assert not address.startswith("/"), "would miss the path that Grafana is served at"
+    for path in re.findall(r"\(`((?:docs|tests)/[^`]+)`\)", panel["options"]["content"]):
+        assert (ROOT / path).is_file(), path
+
+
+@each_page
+def test_its_description_says_what_to_do(panel: dict[str, Any]) -> None:
+    assert "\n\n**When it looks bad:** " in panel["description"]
+
+
+def test_the_program_brings_the_runbooks_and_no_dead_links() -> None:
+    text = (ROOT / "sidecar/observe/runbooks.md").read_text()
+    for name in ("Runbooks", *(alert.name for alert in rules.every())):
+        assert re.search(rf"^# {name}$", text, re.M)
+    assert not re.search(r"\]\([^)]*\)", text)
+    for path in re.findall(r"\(`((?:docs|tests)/[^`]+)`\)", text):
+        assert (ROOT / path).is_file(), path
+
+
+# --- without anything to show ----------------------------------------------------------------------------------------
+
+
+@each_panel
+def test_nothing_to_show_does_not_look_like_all_is_well(panel: dict[str, Any]) -> None:
+    """Hold that no panel says zero, or is green, because nobody is scraped: Grafana takes the lowest step's colour."""
+    defaults = panel["fieldConfig"]["defaults"]
+    assert len(defaults["noValue"]) > 5 and not re.search(r"\d", defaults["noValue"])
+    if panel["type"] in ("stat", "bargauge"):
+        (mapping,) = defaults["mappings"]
+        assert (mapping["type"], mapping["options"]["match"]) == ("special", "null+nan")
+        assert mapping["options"]["result"]["color"] in ("red", "#8e8e8e")
+        assert mapping["options"]["result"]["text"] == defaults["noValue"]
+        for target in panel["targets"]:
+            assert "vector(0)" not in target["expr"]
 
 
 # --- provisioning -----------------------------------------------------------------------------------------------------

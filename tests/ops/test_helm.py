@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,8 @@ import yaml
 
 import sidecar
 from sidecar.config import Settings, SettingsError
+from sidecar.tail.planned import plan
+from sidecar.tail.tail import STOP_TIMEOUT
 from tests.conftest import missing
 from tests.ops.commands import loaded, parse, unknown_variables
 
@@ -173,10 +176,11 @@ def test_every_command_and_every_setting_is_ours(name: str, tmp_path: Path) -> N
             config.write_text(one(manifests, "ConfigMap", volume["configMap"]["name"])["data"][Path(named).name])
         with pytest.MonkeyPatch.context() as patch:
             settings = loaded(patch, environment, config)
-        for path in files_of(settings):
+        serves = container["args"][0] in ("run", "fleet")
+        for path in files_of(settings, serves=serves):
             within = [m["mountPath"] for m in container["volumeMounts"] if path.is_relative_to(m["mountPath"])]
             assert within, f"{path} is not mounted"
-        if container["args"][0] in ("run", "fleet"):
+        if serves:
             (port,) = container["ports"]
             assert (settings.http.host, settings.http.port) == ("0.0.0.0", port["containerPort"])
             assert settings.topics.create is False
@@ -186,11 +190,12 @@ def test_every_command_and_every_setting_is_ours(name: str, tmp_path: Path) -> N
     assert seen
 
 
-def files_of(settings: Settings) -> list[Path]:
+def files_of(settings: Settings, *, serves: bool = True) -> list[Path]:
     kafka, guard = settings.kafka, settings.guard
     named = [kafka.ssl_cafile, kafka.ssl_certfile, kafka.ssl_keyfile, kafka.sasl_password_file]
-    named += [guard.token_file, guard.tls_certfile, guard.tls_keyfile, guard.tls_client_ca]
-    named += [settings.fleet.token_file, settings.fleet.guard_token_file]
+    if serves:
+        named += [guard.token_file, guard.tls_certfile, guard.tls_keyfile, guard.tls_client_ca]
+        named += [settings.fleet.token_file, settings.fleet.guard_token_file]
     return [path for path in named if path is not None]
 
 
@@ -218,13 +223,13 @@ def test_each_party_logs_in_as_itself(tmp_path: Path) -> None:
     assert tail.guard.token_file == fleet.fleet.guard_token_file == Path("/etc/frontier/guard-token/token")
     assert fleet.fleet.guard_url == "http://demo-frontier-sidecar-guard.agents.svc:9464"
     assert tail.fleet.token_file is None and fleet.guard.token_file is None
-    assert secrets["topics"] == {*both, "kafka-tail"}
+    assert secrets["topics"] == {*both, "kafka-setup"}
 
 
 def test_a_replica_keeps_its_name_and_can_be_asked_under_it(tmp_path: Path) -> None:
     tail = settings_in("everything", "tail", tmp_path)
     name = "demo-frontier-sidecar-tail-0"
-    assert tail.tail.group_instance_id == name
+    assert tail.tail.group_instance_id == f"agents.{name}"  # another namespace's has another name in the group
     assert tail.guard.advertise == f"https://{name}.demo-frontier-sidecar-tail.agents.svc:9464"
     assert tail.engine.workloads["triage"].floor == 0.7
     (pod,) = [pod for found, pod in pods(rendered("deployment")) if found.endswith("-tail")]
@@ -271,7 +276,7 @@ def test_secrets_are_only_referred_to(name: str) -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_services_and_budgets_select_what_is_there(name: str) -> None:
     manifests = rendered(name)
-    templates = [m["spec"]["template"] for m in manifests if m["kind"] in ("StatefulSet", "Deployment")]
+    templates = [m["spec"]["template"] for m in manifests if m["kind"] in ("StatefulSet", "Deployment", "Job")]
     for manifest in manifests:
         spec = manifest.get("spec", {})
         selector = {
@@ -300,6 +305,49 @@ def test_the_network_lets_in_only_who_is_named() -> None:
     assert [{"port": 9092, "protocol": "TCP"}] in [rule["ports"] for rule in policy["egress"]]
 
 
+def test_the_job_that_makes_topics_reads_what_the_others_read_and_reaches_the_brokers(tmp_path: Path) -> None:
+    done = run("template", "demo", str(CHART), "--set", "config.fleet.group_id=board-2,networkPolicy.enabled=true")
+    manifests = [m for m in yaml.safe_load_all(done.stdout) if m]
+    job = one(manifests, "Job", "demo-frontier-sidecar-topics")
+    (config,) = (m for m in manifests if m["kind"] == "ConfigMap" and m["metadata"]["name"] == job["metadata"]["name"])
+    assert config["data"] == one(manifests, "ConfigMap", "demo-frontier-sidecar")["data"]
+    (tmp_path / "c.yaml").write_text(config["data"]["sidecar.yaml"])
+    # The fleet's own topics have the names that the fleet will look for.
+    assert "board-2-rollups" in {spec.name for spec in plan(Settings.load(tmp_path / "c.yaml"))}
+    policy = one(manifests, "NetworkPolicy", "demo-frontier-sidecar-topics")
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert "ingress" not in policy["spec"] and policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert (
+        policy["spec"]["egress"] == one(manifests, "NetworkPolicy", "demo-frontier-sidecar-tail")["spec"]["egress"][:2]
+    )
+    # Both are there before it is, and all of them before anything else.
+    weights = {m["kind"]: int(m["metadata"]["annotations"]["helm.sh/hook-weight"]) for m in (config, policy, job)}
+    assert max(weights["ConfigMap"], weights["NetworkPolicy"]) < weights["Job"]
+    assert {m["metadata"]["annotations"]["helm.sh/hook"] for m in (config, policy, job)} == {"pre-install,pre-upgrade"}
+    # It says that it failed before Helm stops waiting for it.
+    assert job["spec"]["activeDeadlineSeconds"] < 300
+
+
+def test_names_are_short_enough_for_what_is_put_behind_them() -> None:
+    long = ["--set", f"fullnameOverride={'x' * 60}", "--set", f"nameOverride={'y' * 62}-z"]
+    done = run("template", "demo", str(CHART), *options("everything"), *long)
+    assert done.returncode == 0, done.stderr
+    for manifest in (m for m in yaml.safe_load_all(done.stdout) if m):
+        name = manifest["metadata"]["name"]
+        # The pods of a StatefulSet carry its name and a hash of ten letters in a label, and labels end at 63.
+        assert len(name) <= (52 if manifest["kind"] == "StatefulSet" else 63), (manifest["kind"], name)
+        if manifest["kind"] in ("StatefulSet", "Job"):
+            labels = manifest["spec"]["template"]["metadata"]["labels"]
+            assert all(len(value) <= 63 and value[-1].isalnum() for value in labels.values())
+
+
+def test_what_is_under_way_is_delivered_before_a_pod_is_killed() -> None:
+    for name, pod in pods(rendered("everything")):
+        if name.endswith(("-tail", "-fleet")):
+            assert pod["terminationGracePeriodSeconds"] > STOP_TIMEOUT
+
+
 def test_the_example_asks_its_own_sidecar_and_nobody_else(tmp_path: Path) -> None:
     (pod,) = [pod for _, pod in pods(rendered("sidecar-example"))]
     (side,) = pod["initContainers"]
@@ -321,6 +369,9 @@ def test_the_example_asks_its_own_sidecar_and_nobody_else(tmp_path: Path) -> Non
         ("kafka.securityProtocol=SASL_SSL", "set kafka.sasl.mechanism"),
         ("kafka.sasl.mechanism=PLAIN", "kafka.securityProtocol has to be SASL_SSL"),
         ("kafka.securityProtocol=SASL_SSL,kafka.sasl.mechanism=PLAIN", "needs kafka.sasl.passwordSecret"),
+        ("kafka.sasl.fleetUsername=x", "kafka.sasl.fleetUsername and kafka.sasl.fleetPasswordSecret: set both"),
+        ("kafka.sasl.setupPasswordSecret=x", "kafka.sasl.setupUsername and kafka.sasl.setupPasswordSecret: set both"),
+        ("tail.terminationGracePeriodSeconds=10", "terminationGracePeriodSeconds"),
         ("kafka.tls.caSecret=x", "kafka.securityProtocol has to be SSL or SASL_SSL"),
         ("kafka.securityProtocol=TLS", "securityProtocol"),
         ("tail.replicas=0", "replicas"),
@@ -371,6 +422,120 @@ def test_every_value_is_described_and_used(made: ModuleType) -> None:
     assert unused == []
     jsonschema.Draft7Validator.check_schema(json.loads(made.schema()))
     jsonschema.validate(defaults, json.loads(made.schema()))
+
+
+# In this every value means something. Those that rule others out (a digest, a full name) are at their defaults.
+ON: dict[str, Any] = {
+    "kafka": {
+        "securityProtocol": "SASL_SSL",
+        "tls": {"caSecret": "ca", "clientSecret": "client"},
+        "sasl": {
+            "mechanism": "SCRAM-SHA-512",
+            "passwordSecret": "tail",
+            "fleetUsername": "fleet",
+            "fleetPasswordSecret": "fleet",
+            "setupUsername": "setup",
+            "setupPasswordSecret": "setup",
+        },
+    },
+    "guard": {"enabled": True, "tokenSecret": "guard", "tls": {"secret": "tls", "clientCaSecret": "clients"}},
+    "fleet": {"enabled": True, "tokenSecret": "board"},
+    "networkPolicy": {"enabled": True},
+    "serviceMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True},
+    "sidecarExample": {"enabled": True},
+}
+DIGEST = f"sha256:{'1' * 64}"
+# Values for what has a shape of its own; all else is changed by its type.
+OTHERS: dict[str, Any] = {
+    "image.digest": DIGEST,
+    "image.pullPolicy": "Always",
+    "imagePullSecrets": ["other"],
+    "kafka.securityProtocol": "SASL_PLAINTEXT",
+    "kafka.sasl.mechanism": "PLAIN",
+    "config": {"engine": {"max_wait": 7}},
+    "tail.kind": "Deployment",
+    "networkPolicy.kafkaPorts": [9094],
+    "serviceMonitor.interval": "61s",
+    "sidecarExample.agentCommand": ["other"],
+    "extraEnv": [{"name": "OTHER", "value": "1"}],
+    "resources": {"limits": {"memory": "3Gi"}},
+    "affinity": {"nodeAffinity": {}},
+    "tolerations": [{"key": "other", "operator": "Exists"}],
+    "clients": [{"podSelector": {"matchLabels": {"other": "1"}}}],
+    "metrics": [{"podSelector": {"matchLabels": {"other": "1"}}}],
+    "kafkaPeers": [{"podSelector": {"matchLabels": {"other": "1"}}}],
+}
+# What else has to change with it, or the chart refuses it.
+WITH: dict[str, dict[str, Any]] = {
+    "kafka.securityProtocol": {"kafka": {"tls": {"caSecret": "", "clientSecret": ""}}},
+}
+
+
+def other(path: str, default: Any) -> Any:
+    """Return a value that is not the default."""
+    last = path.rpartition(".")[2]
+    if path in OTHERS or last in OTHERS:
+        return OTHERS.get(path, OTHERS.get(last))
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int):
+        return default + 7
+    return {"other": "1"} if isinstance(default, dict) else "other"
+
+
+def merged(tree: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    found = dict(tree)
+    for key, value in more.items():
+        found[key] = merged(found.get(key) or {}, value) if isinstance(value, dict) else value
+    return found
+
+
+def at(path: str, value: Any) -> dict[str, Any]:
+    tree = value
+    for part in reversed(path.split(".")):
+        tree = {part: tree}
+    assert isinstance(tree, dict)
+    return tree
+
+
+def test_every_value_changes_what_is_rendered(made: ModuleType, tmp_path: Path) -> None:
+    def manifests(name: str, values: dict[str, Any]) -> str:
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(values))
+        done = run("template", "demo", str(CHART), "--values", str(file), "--kube-version", f"{OLDEST}.0")
+        assert done.returncode == 0, (name, done.stderr)
+        return done.stdout
+
+    def changes(value: Any) -> bool:
+        here = ON
+        for part in value.path.split("."):
+            here = here.get(part, value.default) if isinstance(here, dict) else value.default
+        beside = merged(ON, WITH.get(value.path, {}))
+        changed = merged(beside, at(value.path, other(value.path, here)))
+        before = manifests(f"{value.path}-before", beside) if value.path in WITH else base
+        return manifests(value.path, changed) != before
+
+    base = manifests("base", ON)
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip((v.path for v in made.values()), pool.map(changes, made.values()), strict=True))
+    assert len(found) >= 70
+    assert [path for path, changed in found.items() if not changed] == []
+
+
+def test_the_schema_refuses_what_is_misspelt_and_what_is_of_another_type(made: ModuleType) -> None:
+    validator = jsonschema.Draft7Validator(json.loads(made.schema()))
+    described = made.values()
+    sections = {value.path.rpartition(".")[0] for value in described}
+    for section in sections:
+        misspelt = at(f"{section}.tokenSceret" if section else "tokenSceret", "x")
+        assert [e for e in validator.iter_errors(misspelt) if "tokenSceret" in e.message], section
+    strange: tuple[Any, ...] = ("text", 3, True, ["text"], {"key": "text"}, None)
+    for value in described:
+        taken = [type(s).__name__ for s in strange if validator.is_valid(at(value.path, s))]
+        assert len(taken) <= 1, (value.path, taken)
+        # Where one of them is right, it is of the default's type.
+        assert taken in ([], [type(value.default).__name__]), (value.path, taken)
 
 
 def test_the_versions_are_the_programs() -> None:

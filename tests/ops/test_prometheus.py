@@ -50,7 +50,8 @@ def test_a_fault_wakes_somebody(faulty: Stack) -> None:
     page = faulty.receiver.told("/pager", "FrontierDegraded", "firing")
     assert page is not None
     assert page["labels"]["severity"] == "page"
-    assert page["annotations"]["runbook_url"].endswith("/runbooks/FrontierDegraded.md")
+    assert "`sidecar halts list` names the sessions" in page["annotations"]["first"]
+    assert page["annotations"]["runbook"] == "sidecar runbook FrontierDegraded"
     assert faulty.query("sidecar_open_halts")[0]["value"][1] == "3"
     assert not [path for path, _ in faulty.receiver.notices if path != "/pager"]
 
@@ -126,6 +127,17 @@ def test_every_expression_of_the_alerts_has_series(busy: Stack) -> None:
         if not busy.query(alert.value):
             empty[alert.name] = alert.value
     assert set(empty) == set(EMPTY_HERE)
+
+
+def test_a_tail_that_dies_takes_no_alert_with_it(busy: Stack) -> None:
+    """The gauges of a process go with it; that its sessions are degraded does not."""
+    busy.processes["sidecar"].kill()
+    receiver = busy.receiver
+    eventually("the pager rings for the tail", lambda: receiver.told("/pager", "SidecarDown", "firing"))
+    # FrontierDegraded goes on for five minutes (here: seconds) after it is over, and this is longer.
+    time.sleep(5)
+    assert not busy.query("sidecar_open_halts")
+    assert {"FrontierDegraded", "SidecarDown"} <= busy.firing()
 
 
 def test_prometheus_and_alertmanager_take_the_committed_configurations() -> None:

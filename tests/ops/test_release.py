@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -72,29 +73,30 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin/python"
     site = next((folder / "lib").glob("python*/site-packages"))
-    for name in closure():
+    for name in closure("demo"):
         link(metadata.distribution(name), site)
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
     subprocess.run([*install, f"frontier-sidecar[demo] @ {wheel.as_uri()}"], check=True)
     return python
 
 
-def closure() -> set[str]:
-    """Return the distributions that the package needs here for its demo, with what they need themselves."""
+def closure(*extras: str) -> set[str]:
+    """Return the distributions that the package needs here with these extras, with what they need themselves."""
     found: set[str] = set()
-    todo = [("frontier-sidecar", frozenset({"demo"}))]
-    requirements = {"frontier-sidecar": [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["demo"]]}
+    todo = [("frontier-sidecar", frozenset(extras))]
+    optional = [text for extra in extras for text in PROJECT["optional-dependencies"][extra]]
+    requirements = {"frontier-sidecar": [*PROJECT["dependencies"], *optional]}
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
-        name, extras = todo.pop()
-        if (name, extras) in seen:
+        name, wanted = todo.pop()
+        if (name, wanted) in seen:
             continue
-        seen.add((name, extras))
+        seen.add((name, wanted))
         if name != "frontier-sidecar":
             found.add(name)
         for text in requirements.get(name) or metadata.distribution(name).requires or []:
             needed = Requirement(text)
-            if needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in ("", *extras)):
+            if needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in ("", *wanted)):
                 todo.append((normal(needed.name), frozenset(needed.extras)))
     return found
 
@@ -260,6 +262,33 @@ def test_the_bill_of_materials_names_everything_and_every_licence_is_free(clean:
     listed = build.licences(bill)
     assert all(component["name"] in listed for component in bill["components"])
     assert json.loads((tmp_path / "sbom.cdx.json").read_text()) == bill
+
+
+@pytest.mark.parametrize(("audited", "status"), [(True, 0), (False, 3)])
+def test_the_command_builds_all_that_the_document_lists(
+    audited: bool, status: int, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_check(folder: Path, python: Path) -> dict[str, Any]:
+        return build_materials(folder, python, validate=False)  # it takes seconds, and is of what others make
+
+    build_materials = build.materials
+    # The environment is the one that is here, made without an index; whether it is audited is another test's.
+    monkeypatch.setattr(build, "environment", lambda folder, wheel, versions: clean)
+    monkeypatch.setattr(build, "materials", without_check)
+    monkeypatch.setattr(build, "audit", lambda python: audited)
+    assert build.main([str(tmp_path)]) == status
+    table = (
+        (ROOT / "docs/releasing.md").read_text(encoding="utf-8").partition("In `dist/`")[2].partition("Exit status")[0]
+    )
+    listed = {name.replace("VERSION", sidecar.__version__) for name in re.findall(r"^ +\| `([^`]+)`", table, re.M)}
+    assert {path.name for path in tmp_path.iterdir()} == {*listed, f"frontier_sidecar-{sidecar.__version__}.tar.gz"}
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=tmp_path, check=True)
+    # What is there is what the wheel was tried with.
+    locked = {
+        p["name"]: p["version"] for p in tomllib.loads((ROOT / "uv.lock").read_text())["package"] if "version" in p
+    }
+    held = dict(line.split("==") for line in (tmp_path / "constraints.txt").read_text().splitlines())
+    assert held.items() <= locked.items() and "aiokafka" in held
 
 
 def test_what_was_not_audited_is_not_called_audited(

@@ -28,6 +28,11 @@ def values(unit: Path, key: str) -> list[str]:
     return [value for name, value in assignments(unit) if name == key]
 
 
+def credentials_of(unit: Path) -> str:
+    """Return what is to be uncommented for a unit, in a file that an upgrade leaves alone."""
+    return unit.with_name(f"{unit.name}.d").joinpath("credentials.conf").read_text(encoding="utf-8")
+
+
 @pytest.fixture
 def installed(tmp_path: Path) -> list[Path]:
     """Give the units with a program that is here in place of the one that will be installed."""
@@ -37,6 +42,10 @@ def installed(tmp_path: Path) -> list[Path]:
     for unit in UNITS:
         copies.append(tmp_path / unit.name)
         copies[-1].write_text(unit.read_text(encoding="utf-8").replace(PROGRAM, "/bin/true"))
+        # With everything uncommented that may be.
+        secrets = tmp_path / f"{unit.name}.d/credentials.conf"
+        secrets.parent.mkdir()
+        secrets.write_text(re.sub(r"^#(\w+=)", r"\1", credentials_of(unit), flags=re.M))
     return copies
 
 
@@ -68,13 +77,15 @@ def test_what_they_start_is_ours(unit: Path) -> None:
     command = parse(arguments)
     assert command == {"frontier-sidecar": "run", "frontier-fleet": "fleet"}[unit.stem]
     # Those that are to be uncommented, too.
-    text = unit.read_text(encoding="utf-8")
+    text = unit.read_text(encoding="utf-8") + credentials_of(unit)
     environment = dict(re.findall(r"^#?Environment=(\w+)=(.*)$", text, re.M))
     assert unknown_variables(environment) == []
     assert environment["SIDECAR_CONFIG"] == "/etc/frontier-sidecar/sidecar.yaml"
-    credentials = set(re.findall(r"^#LoadCredential=([\w-]+):/etc/frontier-sidecar/\1$", text, re.M))
+    credentials = dict(re.findall(r"^#LoadCredential=([\w-]+):/etc/frontier-sidecar/([\w-]+)$", text, re.M))
     used = {value.removeprefix("%d/") for value in environment.values() if value.startswith("%d/")}
-    assert credentials == used and len(used) == 2
+    assert set(credentials) == used and len(used) == {"run": 2, "fleet": 3}[command]
+    # Each party is another on the brokers.
+    assert credentials["kafka-password"] == f"{'tail' if command == 'run' else 'fleet'}-kafka-password"
     port = {"run": 9464, "fleet": 9465}[command]
     with pytest.MonkeyPatch.context() as patch:
         settings = loaded(patch, {"SIDECAR_HTTP__PORT": environment.get("SIDECAR_HTTP__PORT", "9464")})
@@ -89,6 +100,12 @@ def test_how_they_start_and_end_is_how_the_program_does(unit: Path) -> None:
     assert values(unit, "KillSignal") == ["SIGTERM"]
     # Wrong settings end it with 2, and will again.
     assert values(unit, "RestartPreventExitStatus") == ["2"] and values(unit, "Restart") == ["on-failure"]
+    # For as long as it takes: nobody is to have to start it again when the brokers are back.
+    assert values(unit, "StartLimitIntervalSec") == ["0"]
+    with pytest.MonkeyPatch.context() as patch:
+        settings = loaded(patch, {})
+    (pause,) = values(unit, "RestartSec")
+    assert float(pause) < min(settings.tail.session_timeout, settings.fleet.session_timeout)
     (seconds,) = values(unit, "TimeoutStopSec")
     assert float(seconds) > STOP_TIMEOUT
     (state,) = values(unit, "StateDirectory")

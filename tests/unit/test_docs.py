@@ -1,4 +1,4 @@
-"""The documents say what the code says, their links lead somewhere, and no file names a machine."""
+"""The documents say what the code says, and no file names a machine; tests/docs has what is asked of all of them."""
 
 import re
 import subprocess
@@ -17,7 +17,6 @@ from sidecar.protocol.records import KINDS
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PROTOCOL = (DOCS / "protocol.md").read_text(encoding="utf-8")
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 
 def test_made_documents_are_what_the_code_says() -> None:
@@ -68,24 +67,6 @@ def test_protocol_has_the_engine_s_bounds() -> None:
     assert f"| {GAP_FINDINGS:,} |" in PROTOCOL
     for name, workload in limits.workloads.items():
         assert f"`{name}`: {workload.floor:.2f}" in PROTOCOL
-
-
-def _anchors(text: str) -> set[str]:
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        if "://" in link or link.startswith("mailto:"):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), link
-        if anchor:
-            assert anchor in _anchors(target.read_text(encoding="utf-8")), link
 
 
 # Put together here so that this file does not find itself.

@@ -81,6 +81,7 @@ def test_every_series_is_there_at_zero_and_never_nan() -> None:
         "sidecar_last_progress_timestamp_seconds",
         "sidecar_last_snapshot_timestamp_seconds",
         "sidecar_last_well_timestamp_seconds",
+        "sidecar_start_timestamp_seconds",
     }
     for (name, _), number in samples.items():
         assert not math.isnan(number)

@@ -16,7 +16,7 @@ from sidecar.protocol.asyncapi import CHANNELS
 from sidecar.protocol.decode import Unreadable, decode
 from sidecar.protocol.outputs import DeadLetter, Finding, Halt, Source, Subject
 from sidecar.protocol.records import KINDS
-from sidecar.tail.topics import plan
+from sidecar.tail.planned import plan
 
 HERE = Path(__file__).parent
 CASES = sorted((HERE.parent / "cases").glob("*.jsonl"))

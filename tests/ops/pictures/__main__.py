@@ -6,7 +6,6 @@ some 600 MB from npm the first time, so no test does this.
 
 import argparse
 import json
-import secrets
 import subprocess
 import sys
 import tempfile
@@ -50,14 +49,26 @@ def main() -> None:
 
 
 def _run(seconds: float) -> list[dict[str, Any]]:
-    """Return every dashboard, with what Prometheus answered while nothing had happened, and after a while."""
-    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker() as broker:
-        unique = f"pictures{secrets.token_hex(3)}."
-        with stack(broker.bootstrap, unique, Path(folder), with_fleet=True) as running:
-            time.sleep(10)
-            quiet = _asked(running, "quiet", 20.0)
-            _busy(running, Path(folder), seconds)
-            return quiet + _asked(running, "busy", seconds + 20)
+    """Return every dashboard, with what Prometheus answered in each state.
+
+    While nothing had happened (*quiet*), after a while of a fleet with faults (*busy*), of a Prometheus that knows
+    nothing of ours (*empty*), of one that knows a tail and no fleet view (*alone*), and with a tail that died (*down*).
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedBroker() as broker,
+        stack(broker.bootstrap, "agent.", Path(folder), with_fleet=True) as running,
+    ):
+        time.sleep(10)
+        found = _asked(running, "quiet", 20.0)
+        _busy(running, Path(folder), seconds)
+        found += _asked(running, "busy", seconds + 20)
+        found += _asked(running, "empty", seconds + 20, job="nothing")
+        found += _asked(running, "alone", seconds + 20, job="frontier-tail")
+        running.processes["sidecar"].kill()
+        eventually("its death is told", lambda: "SidecarDown" in running.firing())
+        time.sleep(6)
+        return found + _asked(running, "down", seconds + 40)
 
 
 def _bundle() -> tuple[str, str]:
@@ -89,12 +100,12 @@ def _busy(running: Stack, folder: Path, seconds: float) -> None:
     eventually("something fires", running.firing)
 
 
-def _asked(running: Stack, state: str, seconds: float) -> list[dict[str, Any]]:
+def _asked(running: Stack, state: str, seconds: float, job: str = ".*") -> list[dict[str, Any]]:
     """Return what Prometheus answers to every query of every dashboard."""
     found = []
     until = time.time()
     values = {
-        "job": ".*",
+        "job": job,
         "instance": ".*",
         "window": f"{round(seconds)}s",
         "__rate_interval": "5s",

@@ -7,6 +7,7 @@ import {
   dateTime,
   FieldType,
   getDisplayProcessor,
+  renderMarkdown,
   ThemeContext,
   type DataFrame,
   type Field,
@@ -135,16 +136,15 @@ function Nothing({ panel }: { panel: any }) {
 function stat(panel: any, width: number, height: number) {
   const found = latest(panel);
   const field = numberField(panel, panel.title, found.map((one: any) => one.value), 0);
-  const value = found.length
-    ? field.display!(found[0].value)
-    : { text: panel.fieldConfig.defaults.noValue, numeric: NaN, color: theme.colors.text.secondary };
+  // Grafana does the same with null where there are no series, colour and all.
+  const value = field.display!(found.length ? found[0].value : null);
   return (
     <BigValue
       value={{ ...value, title: "" }}
       width={width}
       height={height}
       theme={theme}
-      colorMode={found.length ? panel.options.colorMode : ("none" as any)}
+      colorMode={panel.options.colorMode}
       graphMode={"none" as any}
       textMode={"value" as any}
       justifyMode={panel.options.justifyMode}
@@ -191,11 +191,16 @@ function barGauge(panel: any, width: number, height: number) {
 function table(panel: any, width: number, height: number) {
   const many = panel.targets.length > 1;
   const rows = new Map<string, Record<string, any>>();
+  // As the transformation `merge` does: rows are one where the labels that all answers have are alike.
+  const answered = given.answers[panel.id].filter((found) => found.length);
+  const shared = Object.keys(answered[0]?.[0].metric ?? {}).filter(
+    (label) => label !== "__name__" && answered.every((found) => label in found[0].metric)
+  );
   panel.targets.forEach((target: any, index: number) => {
     for (const series of given.answers[panel.id][index]) {
       const { __name__: _, ...labels } = series.metric;
-      const key = JSON.stringify(Object.entries(labels).sort());
-      const row = rows.get(key) ?? { ...labels };
+      const key = JSON.stringify((many ? shared : Object.keys(labels).sort()).map((label) => labels[label]));
+      const row = { ...rows.get(key), ...labels };
       row[many ? `Value #${target.refId}` : "Value"] = parseFloat(series.value![1]);
       rows.set(key, row);
     }
@@ -209,7 +214,8 @@ function table(panel: any, width: number, height: number) {
   const sort = panel.options.sortBy?.[0]?.displayName;
   const sorted = columns.find((column) => organize.renameByName[column] === sort);
   if (sorted) {
-    data.sort((a, b) => b[sorted] - a[sorted]);
+    const sign = panel.options.sortBy[0].desc ? -1 : 1;
+    data.sort((a, b) => sign * (a[sorted] < b[sorted] ? -1 : a[sorted] > b[sorted] ? 1 : 0));
   }
   const fields = columns.map((column, index) => {
     const name = organize.renameByName[column];
@@ -224,11 +230,18 @@ function table(panel: any, width: number, height: number) {
   return <Table data={frame} width={width} height={height} timeRange={timeRange as any} />;
 }
 
+function text(panel: any, width: number, height: number) {
+  const html = renderMarkdown(panel.options.content);
+  const style = { height, overflow: "hidden" };
+  return <div className="markdown-html" style={style} dangerouslySetInnerHTML={{ __html: html }} />;
+}
+
 const KINDS: Record<string, (panel: any, width: number, height: number) => JSX.Element> = {
   timeseries: timeSeries,
   stat,
   bargauge: barGauge,
   table,
+  text,
 };
 
 function Board() {

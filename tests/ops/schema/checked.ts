@@ -9,6 +9,7 @@ import type {
   FieldConfig as TableField,
   Options as Table,
 } from "@grafana/schema/dist/esm/raw/composable/table/panelcfg/x/TablePanelCfg_types.gen.d.ts";
+import type { Options as Text } from "@grafana/schema/dist/esm/raw/composable/text/panelcfg/x/TextPanelCfg_types.gen.d.ts";
 import type {
   FieldConfig as TimeSeriesField,
   Options as TimeSeries,
@@ -57,13 +58,17 @@ type PanelOf<Type extends string, Options, Custom> = Omit<Plain<Panel>, "type" |
 
 type None = Record<string, never>;
 
+// A text asks nothing and has no fields.
+type TextPanel = Omit<PanelOf<"text", Text, None>, "targets" | "fieldConfig">;
+
 export type Checked = Omit<Plain<Dashboard>, "panels" | "annotations"> & {
-  annotations: Annotations;
+  annotations: Annotations | None;
   panels: (
     | (Plain<RowPanel> & { type: "row" })
     | PanelOf<"stat", Stat, None>
     | PanelOf<"bargauge", BarGauge, None>
     | PanelOf<"table", Table, TableField>
     | PanelOf<"timeseries", TimeSeries, TimeSeriesField>
+    | TextPanel
   )[];
 };

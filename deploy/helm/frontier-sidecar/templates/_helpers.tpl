@@ -1,18 +1,19 @@
+{{/* At most 44: with what is put behind it, the name of a StatefulSet may have 52 (its pods carry it in a label). */}}
 {{- define "frontier.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 44 | trimSuffix "-" -}}
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 44 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 44 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "frontier.selector" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 }}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
@@ -62,6 +63,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if and $v.kafka.sasl.mechanism (not $v.kafka.sasl.passwordSecret) -}}
 {{- fail "kafka.sasl.mechanism needs kafka.sasl.passwordSecret (a Secret with the password)" -}}
 {{- end -}}
+{{- range $who := list "fleet" "setup" -}}
+{{- $name := index $v.kafka.sasl (printf "%sUsername" $who) -}}
+{{- $secret := index $v.kafka.sasl (printf "%sPasswordSecret" $who) -}}
+{{- if ne (empty $name) (empty $secret) -}}
+{{- fail (printf "kafka.sasl.%sUsername and kafka.sasl.%sPasswordSecret: set both, or none" $who $who) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (or $v.kafka.tls.caSecret $v.kafka.tls.clientSecret) (not (hasSuffix "SSL" $v.kafka.securityProtocol)) -}}
 {{- fail "kafka.tls is set: kafka.securityProtocol has to be SSL or SASL_SSL" -}}
 {{- end -}}
@@ -87,15 +95,33 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- if $v.guard.tls.clientCaSecret -}}{{- $_ := set $guard "tls_client_ca" "/etc/frontier/client-ca/ca.crt" -}}{{- end -}}
 {{- $topics := dict "create" false "partitions" (int $v.topics.partitions) "replication_factor" (int $v.topics.replicationFactor) -}}
-{{- $chart := dict "kafka" $kafka "topics" $topics "guard" $guard "http" (dict "host" "0.0.0.0") "log" (dict "format" "json") -}}
+{{- $chart := dict "kafka" $kafka "topics" $topics "guard" $guard "http" (dict "host" "0.0.0.0" "port" 9464) "log" (dict "format" "json") -}}
 {{- toYaml (mergeOverwrite (deepCopy $v.config) $chart) -}}
 {{- end -}}
 
-{{- define "frontier.pod" -}}
-serviceAccountName: {{ include "frontier.serviceAccount" .root }}
+{{/* Before each installation and upgrade; what has done its work is taken away. */}}
+{{- define "frontier.before" -}}
+helm.sh/hook: pre-install,pre-upgrade
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
+{{/* Where everybody may connect to: names, and the brokers. */}}
+{{- define "frontier.brokers" -}}
+- ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+- ports:
+    {{- range .Values.networkPolicy.kafkaPorts }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+  {{- with .Values.networkPolicy.kafkaPeers }}
+  to: {{ toYaml . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "frontier.confined" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-{{- with .root.Values.imagePullSecrets }}
+{{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
@@ -107,6 +133,11 @@ securityContext:
   runAsGroup: 65532
   fsGroup: 65532
   seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "frontier.pod" -}}
+serviceAccountName: {{ include "frontier.serviceAccount" .root }}
+{{ include "frontier.confined" .root }}
 {{- with .values }}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
@@ -146,6 +177,7 @@ securityContext:
 startupProbe:
   httpGet: {path: /healthz, port: http, scheme: {{ $scheme }}}
   periodSeconds: 5
+  timeoutSeconds: 3
   failureThreshold: {{ max 2 (div (int .seconds) 5) }}
 livenessProbe:
   httpGet: {path: /healthz, port: http, scheme: {{ $scheme }}}
@@ -171,6 +203,7 @@ readinessProbe:
 {{- if $v.kafka.sasl.mechanism -}}
 {{- $secret := $v.kafka.sasl.passwordSecret -}}
 {{- if and (eq .component "fleet") $v.kafka.sasl.fleetPasswordSecret -}}{{- $secret = $v.kafka.sasl.fleetPasswordSecret -}}{{- end -}}
+{{- if and (eq .component "topics") $v.kafka.sasl.setupPasswordSecret -}}{{- $secret = $v.kafka.sasl.setupPasswordSecret -}}{{- end -}}
 {{- $found = append $found (dict "name" "kafka-password" "secret" $secret "items" (dict $v.kafka.sasl.passwordKey "password")) -}}
 {{- end -}}
 {{- if ne .component "topics" -}}
@@ -201,7 +234,7 @@ readinessProbe:
 
 {{- define "frontier.volumes" -}}
 - name: config
-  configMap: {name: {{ include "frontier.fullname" .root }}}
+  configMap: {name: {{ include "frontier.fullname" .root }}{{ if eq .component "topics" }}-topics{{ end }}}
 - name: state
   emptyDir: {}
 {{- range (include "frontier.secrets" . | fromJson).found }}
@@ -222,7 +255,10 @@ readinessProbe:
 - {name: SIDECAR_CONFIG, value: /etc/frontier/config/sidecar.yaml}
 {{- with .root.Values.kafka.sasl }}
 {{- if .mechanism }}
-- {name: SIDECAR_KAFKA__SASL_USERNAME, value: {{ ternary (default .username .fleetUsername) .username (eq $.component "fleet") | quote }}}
+{{- $username := .username }}
+{{- if eq $.component "fleet" }}{{- $username = default .username .fleetUsername }}{{- end }}
+{{- if eq $.component "topics" }}{{- $username = default .username .setupUsername }}{{- end }}
+- {name: SIDECAR_KAFKA__SASL_USERNAME, value: {{ $username | quote }}}
 {{- end }}
 {{- end }}
 {{- end -}}
