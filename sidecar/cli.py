@@ -387,8 +387,10 @@ def fleet(ctx: click.Context, /, bootstrap_servers: str | None, http: str | None
         return
     import signal
 
+    from sidecar.client import Guard
     from sidecar.config import SettingsError
-    from sidecar.fleet.command import FleetError, edges_of, serve
+    from sidecar.fleet.command import FleetError, serve
+    from sidecar.fleet.edges import edges_of
     from sidecar.guard.tls import tls_context
     from sidecar.observe.http import ServeError
     from sidecar.tail.errors import TailError
@@ -400,7 +402,12 @@ def fleet(ctx: click.Context, /, bootstrap_servers: str | None, http: str | None
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await serve(settings, stop, prepare_fleet, tls=tls_context(settings.guard), edges=edges_of(settings))
+        edges = edges_of(settings, Guard)
+        try:
+            await serve(settings, stop, prepare_fleet, tls=tls_context(settings.guard), edges=edges)
+        finally:
+            if edges is not None:
+                await edges.aclose()
 
     try:
         asyncio.run(work())
@@ -534,12 +541,15 @@ def topics(
       sidecar topics --format commands
     """
     from sidecar.tail.errors import TailError
-    from sidecar.tail.topics import ALL_ROLES, create_missing, plan, render
+    from sidecar.tail.planned import ALL_ROLES, plan
+    from sidecar.tail.topics import create_missing, render
 
     settings = _settings(obj, kafka__bootstrap_servers=bootstrap_servers)
     if create:
         try:
-            done = asyncio.run(create_missing(settings, create=True, partitions=partitions, only=ALL_ROLES))
+            done = asyncio.run(
+                create_missing(settings, create=True, partitions=partitions, only=ALL_ROLES, party="setup")
+            )
         except TailError as error:
             raise click.ClickException(str(error)) from None
         for spec in done.existing:
@@ -639,6 +649,29 @@ def rules(name: str | None, as_json: bool) -> None:
         _print_json(entries[0] if name else entries)
     else:
         click.echo(rules_text.explain(name) if name else rules_text.table())
+
+
+@cli.command()
+@click.argument("name", required=False)
+def runbook(name: str | None) -> None:
+    """List the alerts, or say what to do about one: what it means, how to look, when it is over.
+
+    \b
+    Examples:
+      sidecar runbook
+      sidecar runbook FrontierDegraded
+    """
+    from difflib import get_close_matches
+
+    from sidecar.observe.runbooks import INDEX, pages
+
+    known = {page.lower(): page for page in pages()}
+    wanted = (name or INDEX).lower()
+    if wanted not in known:
+        close = get_close_matches(wanted, known, 1)
+        hint = f" Did you mean {known[close[0]]!r}?" if close else " `sidecar runbook` lists them."
+        raise click.BadParameter(f"there is no alert {name!r}.{hint}", param_hint="NAME")
+    click.echo(pages()[known[wanted]].rstrip("\n"))
 
 
 @cli.command()

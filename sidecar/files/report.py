@@ -183,8 +183,9 @@ class Report:
         else:
             self.say(
                 "With every such compaction come frontier_unverified (its checkpoint), resumed_unverified (the agent"
-                " goes on from it)\nand, from the second on, unreconciled_recompaction."
+                " goes on from it)"
             )
+            self.say("and, from the second on, unreconciled_recompaction.")
 
     def _prohibitions(self, account: Account) -> None:
         lost = [one for one in account.prohibitions if one.lost_at is not None]
