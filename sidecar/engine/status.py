@@ -18,7 +18,7 @@ from sidecar.engine.state import (
     Tree,
     Written,
 )
-from sidecar.engine.tree import newest_of, unreachable_below
+from sidecar.engine.tree import newest_of, taken, unreachable_below
 from sidecar.protocol.outputs import CheckpointState, Finding, Halt, SessionRecord, Source, Survival
 from sidecar.protocol.records import Record
 
@@ -52,8 +52,8 @@ def checkpoint_status(session: Session, tree: Tree, written: Written) -> str:
         return "unverified"
     if session.frontier is not None and session.frontier.latest > written.hi:
         return "stale"
-    newest = newest_of(tree, written.node_id)
-    return "stale" if newest and newest.number > written.generation else "verified"
+    # Also where the newest generation has been forgotten, and only that there was one is known.
+    return "stale" if taken(tree, written.node_id) > written.generation else "verified"
 
 
 def _missing_after(session: Session, written: Written) -> bool:

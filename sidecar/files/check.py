@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemai
 
 from sidecar.engine.fold import Engine, Outcome
 from sidecar.engine.limits import Limits
+from sidecar.files.follow import shown
 from sidecar.files.jsonl import MAX_LINE, InputError, Inputs, Line, explain
 from sidecar.files.readers import READERS, Arrival, Reader
 from sidecar.files.report import SHOWN, Report, Tally, finding_text
@@ -66,7 +67,7 @@ def check(
     try:
         return run.run(paths, stdin, max_line)
     except InputError as error:
-        run.report.say(f"error: {error}")
+        run.report.say(f"error: {shown(str(error))}")
         return UNUSABLE
     except BrokenPipeError:
         _leave_quietly(stdout)
@@ -112,7 +113,10 @@ class _Run:
 
     def run(self, paths: Sequence[str], stdin: BinaryIO | None, max_line: int) -> int:
         inputs = Inputs(paths, max_line, stdin)
-        arrivals = self._protocol(inputs) if self._reader is None else self._read(inputs, self._reader)
+        lines: Iterable[Line] = inputs
+        if any(shown(path) != path for path in paths):
+            lines = (line._replace(file=shown(line.file)) for line in inputs)
+        arrivals = self._protocol(lines) if self._reader is None else self._read(lines, self._reader)
         with ExitStack() as stack:
             progress = self._progress(inputs, stack)
             while batch := list(islice(arrivals, BATCH)):

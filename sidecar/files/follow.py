@@ -15,9 +15,11 @@ are kept with it, so that another file in its place (a truncated and rewritten o
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sidecar.files.jsonl import BOM, KEPT, MAX_LINE, InputError, Line, too_long, usable
 
@@ -59,6 +61,9 @@ class _File:
         self.position = position
         self.fd: int | None = None
         self.size = -1
+        self.known = -1
+        self.torn = 0
+        self.torn_since: tuple[int, float] | None = None
         self.left_at: float | None = None
         self.waits_for: _File | None = None
         self.drained = False
@@ -101,6 +106,9 @@ class Follower:
         self._files: dict[tuple[int, int], _File] = {}
         self._notices: list[str] = []
         self._now = 0.0
+        self._led: set[str] = set()
+        self._blocked: set[str] = set()
+        self._said: set[str] = set()
         for root in self._roots:
             if root.exists() and not root.is_file() and not root.is_dir():
                 raise InputError(f"{root} is neither a file nor a folder")
@@ -109,7 +117,7 @@ class Follower:
 
     def positions(self) -> list[Position]:
         """Return how far every file has been read."""
-        return [file.position for file in self._files.values()]
+        return [replace(file.position, path=shown(file.position.path)) for file in self._files.values()]
 
     def notices(self) -> list[str]:
         """Return, once, what has happened to files that a person should know."""
@@ -117,8 +125,9 @@ class Follower:
         return said
 
     def behind(self) -> int:
-        """Return how many bytes are known and not read."""
-        return sum(max(0, file.size - file.position.offset) for file in self._files.values())
+        """Return how many bytes are known and not read, half last lines left out; a hidden path counts one."""
+        unread = (max(file.size, file.known) - file.position.offset - file.torn for file in self._files.values())
+        return len(self._blocked) + sum(max(0, size) for size in unread)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -165,27 +174,61 @@ class Follower:
                 file.waits_for = before
                 self._open(file)
             file.position.path = str(path)
+            file.known = status.st_size
             file.left_at = None
             if status.st_size != file.size:
                 file.drained = False
         for key, file in self._files.items():
-            if key not in seen and file.left_at is None and self._ours(file):
+            if key not in seen and file.left_at is None and self._ours(file) and not self._hidden(file):
                 file.left_at = self._now
                 file.drained = False
 
     def _candidates(self) -> Iterator[tuple[Path, os.stat_result]]:
+        self._blocked = set()
         for root in self._roots:
-            try:
-                status = root.stat()
+            status = self._stat(root)
+            if status is None:
+                continue
+            if not stat.S_ISDIR(status.st_mode):
                 if stat.S_ISREG(status.st_mode):
                     yield root, status
-                elif stat.S_ISDIR(status.st_mode):
-                    for path in sorted(root.glob(PATTERN)):
-                        status = path.stat()
-                        if stat.S_ISREG(status.st_mode):
-                            yield path, status
-            except OSError:
-                continue  # not there (yet), or not ours to read: the next look may do better
+                continue
+            try:
+                names = sorted(name for name in os.listdir(root) if fnmatchcase(name, PATTERN))  # noqa: PTH208
+            except OSError as error:
+                self._trouble(root, error, blocks=True)
+                continue
+            self._said.discard(str(root))
+            for name in names:
+                status = self._stat(root / name)
+                if status is not None and stat.S_ISREG(status.st_mode):
+                    yield root / name, status
+
+    def _stat(self, path: Path) -> os.stat_result | None:
+        """Look at a path; None: it is not there, or (said once) it cannot be looked at."""
+        try:
+            status = path.stat()
+        except OSError as error:
+            if os.path.lexists(path) or not isinstance(error, FileNotFoundError):
+                # A link that never led anywhere holds no records, and must not hold up the guard for ever.
+                self._trouble(path, error, blocks=isinstance(error, PermissionError) or str(path) in self._led)
+            return None
+        self._led.add(str(path))
+        if not stat.S_ISDIR(status.st_mode):
+            self._said.discard(str(path))
+        return status
+
+    def _trouble(self, path: Path, error: OSError, *, blocks: bool) -> None:
+        if blocks:
+            self._blocked.add(str(path))
+        if str(path) not in self._said:
+            self._said.add(str(path))
+            self._notices.append(f"{shown(str(path))} cannot be looked at: {error.strerror}")
+
+    def _hidden(self, file: _File) -> bool:
+        """Tell whether a file is only out of sight: it is not known to be gone, and its position is kept."""
+        path = Path(file.position.path)
+        return not self._blocked.isdisjoint((str(path), str(path.parent)))
 
     def _ours(self, file: _File) -> bool:
         """Tell whether a file is of the paths that are watched now; positions of others are only kept."""
@@ -230,7 +273,7 @@ class Follower:
     def _forget(self, file: _File) -> None:
         del self._files[file.key]
         self._notices.append(
-            f"{file.position.path}: the file that had been read up to line {file.position.line} is gone;"
+            f"{shown(file.position.path)}: the file that had been read up to line {file.position.line} is gone;"
             " what was written to it after that, if anything, has not been read"
         )
 
@@ -244,14 +287,16 @@ class Follower:
     def _read(self, file: _File) -> list[Line]:
         position = file.position
         if (file.left_at is None and file.drained) or not self._ours(file):
+            self._say_torn(file)
             return []
         if not self._open(file, search=file.left_at is not None) or file.fd is None:
             if file.left_at is not None:
                 self._forget(file)
             elif not file.unreadable:
                 file.unreadable = True
-                self._notices.append(f"{position.path} cannot be opened for reading")
+                self._notices.append(f"{shown(position.path)} cannot be opened for reading")
             return []
+        file.unreadable = False
         size = os.fstat(file.fd).st_size
         if not self._same(file, size):
             self._truncated(file)
@@ -265,6 +310,7 @@ class Follower:
             while position.skipped and position.offset < size:  # a line too long is passed over in one go
                 lines = self._lines(file, file.fd)
             file.looked = self._now
+        self._say_torn(file)
         grown = size != file.size
         file.size = size
         file.drained = position.offset == before
@@ -274,6 +320,17 @@ class Follower:
             elif file.drained and self._now - file.left_at >= GRACE:
                 lines += self._leave(file, file.fd)
         return lines
+
+    def _say_torn(self, file: _File) -> None:
+        """Say once that a last line has been waiting for its newline."""
+        offset = file.position.offset
+        if not file.torn:
+            file.torn_since = None
+        elif file.torn_since is None or file.torn_since[0] != offset:
+            file.torn_since = (offset, self._now)
+        elif self._now - file.torn_since[1] >= GRACE:
+            file.torn_since = (offset, float("inf"))
+            self._notices.append(f"a half line waits in {shown(file.position.path)} at byte {offset}")
 
     def _same(self, file: _File, size: int) -> bool:
         """Tell whether what was read is still there: the file is as long, and begins with the same bytes."""
@@ -293,18 +350,20 @@ class Follower:
         """Begin a file anew; what was not read of the old content is in a copy, or lost."""
         old = file.position
         file.position = Position(path=old.path, device=old.device, inode=old.inode)
-        file.size, file.drained = -1, False
+        file.size, file.drained, file.torn = -1, False, 0
         for path in _siblings(Path(old.path)):
             copy = _copy_of(path, old)
             if copy is None or copy.key in self._files:
                 continue
-            self._notices.append(f"{old.path} was truncated; going on in its copy {path} from line {old.line + 1}")
+            self._notices.append(
+                f"{shown(old.path)} was truncated; going on in its copy {shown(str(path))} from line {old.line + 1}"
+            )
             copy.left_at = self._now
             self._files[copy.key] = copy
             file.waits_for = copy
             return
         self._notices.append(
-            f"{old.path} was truncated after line {old.line} had been read, and there is no copy of it:"
+            f"{shown(old.path)} was truncated after line {old.line} had been read, and there is no copy of it:"
             " what was written between the last look and the truncation is lost"
         )
 
@@ -312,8 +371,10 @@ class Follower:
         """Take the whole lines of the next piece of a file."""
         position = file.position
         data = os.pread(fd, CHUNK, position.offset)
+        file.torn = 0
         if position.skipped:
             return self._skip(file, data)
+        whole = len(data) < CHUNK
         end = data.rfind(b"\n") + 1
         if not end and len(data) == CHUNK:
             data = os.pread(fd, self._limit + 2, position.offset)
@@ -321,6 +382,9 @@ class Follower:
             if not end and len(data) > self._limit:
                 position.kept = data[:KEPT]
                 return self._skip(file, data)
+            whole = not end
+        if whole:
+            file.torn = len(data) - end
         lines: list[Line] = []
         for raw in data[:end].split(b"\n")[:-1]:
             self._take(file, raw, lines)
@@ -334,8 +398,8 @@ class Follower:
             raw = raw[len(BOM) :]
         raw = raw.rstrip(b"\r\n")
         if len(raw) > self._limit:
-            lines.append(too_long(position.path, position.line, raw, len(raw), self._limit))
-        elif (line := usable(position.path, position.line, raw)) is not None:
+            lines.append(too_long(shown(position.path), position.line, raw, len(raw), self._limit))
+        elif (line := usable(shown(position.path), position.line, raw)) is not None:
             lines.append(line)
 
     def _skip(self, file: _File, data: bytes) -> list[Line]:
@@ -348,7 +412,7 @@ class Follower:
         if end < 0:
             return []
         position.line += 1
-        line = too_long(position.path, position.line, position.kept, position.skipped, self._limit)
+        line = too_long(shown(position.path), position.line, position.kept, position.skipped, self._limit)
         position.skipped, position.kept = 0, b""
         return [line]
 
@@ -361,7 +425,9 @@ class Follower:
         """Let go of a file that nobody writes to any more; a last line without newline is a line now."""
         position, lines = file.position, list[Line]()
         if position.skipped:
-            lines.append(too_long(position.path, position.line + 1, position.kept, position.skipped, self._limit))
+            lines.append(
+                too_long(shown(position.path), position.line + 1, position.kept, position.skipped, self._limit)
+            )
         elif rest := os.pread(fd, self._limit + 1, position.offset):
             self._take(file, rest, lines)
         file.close()
@@ -369,10 +435,17 @@ class Follower:
         return lines
 
 
+def shown(path: str) -> str:
+    """Return a file's name as text that can be written out: bytes that are not UTF-8 are escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def _siblings(path: Path) -> list[Path]:
     """Return the files that a rotation may have made of a file: `name.1`, `name-20260101`, `name.old.jsonl`, …"""
     try:
-        return sorted(other for other in path.parent.iterdir() if other != path and other.name.startswith(path.stem))
+        return sorted(
+            other for other in path.parent.iterdir() if other != path and shown(other.name).startswith(shown(path.stem))
+        )
     except OSError:
         return []
 

@@ -66,7 +66,7 @@ class Observed:
         if batch.lines and read > 0:
             self._line = max(1.0, read / batch.lines)
         self._behind = batch.bytes_behind
-        lag = int(batch.bytes_behind / self._line) if batch.lines else 0
+        lag = max(1, int(batch.bytes_behind / self._line)) if batch.bytes_behind else 0
         if self._health is not None:
             self._health.observe(TASK, self._taken, lag, now)
         if self._metrics is None:

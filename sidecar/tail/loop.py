@@ -36,6 +36,7 @@ from sidecar.tail.messages import (
     sessions_as_messages,
 )
 from sidecar.tail.outputs import Outputs
+from sidecar.tail.polls import Polls
 from sidecar.tail.report import Report
 from sidecar.tail.restore import lost_range, place, report_lost, report_short
 from sidecar.tail.snapshots import ends_of, written_since
@@ -50,7 +51,7 @@ _POLL_MS = 100
 _SURVEY_EVERY = 0.05
 _LAGS_EVERY = 0.5
 _AGES_EVERY = 5.0
-_FRESH_MS = 2000
+_FRESH = 2.0
 _RETRY_AFTER = 0.2
 _PATIENCE = 15.0
 
@@ -90,6 +91,7 @@ class Loop:
     ) -> None:
         self._applied = applied or Applied()
         self._consumer = consumer
+        self._polls = Polls(consumer.last_poll_timestamp)
         self._options = options
         self._outputs = outputs
         self._settings = settings
@@ -144,10 +146,10 @@ class Loop:
 
     def heard_within(self, seconds: float) -> bool:
         """Return whether a broker has answered a fetch within so many seconds."""
-        oldest = (time.time() - seconds) * 1000
+        oldest = time.monotonic() - seconds
         # Once assigned to somebody else, a partition has no state to ask for.
         mine = self._consumer.assignment()
-        return any((self._consumer.last_poll_timestamp(tp) or 0) >= oldest for tp in mine)
+        return any(self._polls.last(tp) >= oldest for tp in mine)
 
     # --- fetching ---------------------------------------------------------------------------------
 
@@ -392,7 +394,7 @@ class Loop:
     async def _survey(self, now: float) -> bool:
         """Look how far each task has read: restored, waiting, lagging; return True if a halt was found."""
         halted = False
-        oldest = time.time() * 1000 - _FRESH_MS
+        oldest = now - _FRESH
         lags: dict[TopicPartition, int] = {}
         for task in self._tasks.values():
             if not task.placed:
@@ -402,7 +404,7 @@ class Loop:
             for topic in task.topics:
                 tp = task.partition(topic)
                 position = positions[topic] = await self._consumer.position(tp)
-                end, polled = self.end(tp), self._consumer.last_poll_timestamp(tp) or 0
+                end, polled = self.end(tp), self._polls.last(tp)
                 seen = min(seen, polled)
                 if end is None:
                     known = False
@@ -420,7 +422,7 @@ class Loop:
             task.clock.tick(lag == 0 and seen >= oldest, now)
             if known:
                 ends = {topic: self.end(task.partition(topic)) or 0 for topic in task.topics}
-                task.observe(positions, ends, now - (time.time() - seen / 1000))
+                task.observe(positions, ends, seen)
             if task.engine.counters.waiting:
                 outcome = task.engine.expire(task.clock.now)
                 self._report.expired(task, outcome)

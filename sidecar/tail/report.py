@@ -163,17 +163,16 @@ class Report:
         stamps = [stamp for finding in folded.outcome.findings if (stamp := folded.timestamp(finding)) is not None]
         self._metrics.observe_detection([now - stamp / 1000 for stamp in stamps], [since_fetch] * len(stamps))
 
-    def standing(self, number: int, position: int, lag: int | None, seen_ms: float) -> None:
+    def standing(self, number: int, position: int, lag: int | None, seen: float) -> None:
         """Tell where a task stands.
 
         Args:
             number: the task.
             position: a number that grows as its records are taken in.
             lag: how many there are to read; None: not known yet.
-            seen_ms: when the broker was last heard of it (Unix milliseconds).
+            seen: when the broker was last heard of it (`time.monotonic`).
         """
-        now = time.monotonic()
-        self._health.observe(number, position, lag, now, seen_at=now - max(0.0, time.time() - seen_ms / 1000))
+        self._health.observe(number, position, lag, time.monotonic(), seen_at=seen)
 
     def lags(self, lags: Mapping[TopicPartition, int]) -> None:
         """Show the lag of every partition, and when all of them were last well."""

@@ -232,7 +232,7 @@ def test_questions(route: Any, running: Running) -> None:
 
     ask_it()
     yes = {"authorize": "True", "resume": "resume", "commit": "commit", "gc": "reclaim"}[route.name]
-    assert said[yes] >= 5 and said.total() - said[yes] >= 20, said
+    assert said[yes] >= 1 and said.total() - said[yes] >= 20, said
 
 
 @pytest.mark.parametrize("route", ASKED, ids=lambda route: route.name)

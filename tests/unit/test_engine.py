@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from sidecar.engine.fold import STATE_VERSION, Arrival, Engine, Outcome, UnknownState
 from sidecar.engine.limits import Limits
 from sidecar.engine.rules import CATALOGUE
-from sidecar.engine.sequence import GAP_FINDINGS
+from sidecar.engine.sequence import GAP_FINDINGS, JUDGES
+from sidecar.engine.state import Known
 from sidecar.engine.status import LISTED
 from sidecar.protocol.decode import decode
 from sidecar.protocol.outputs import Source
-from sidecar.protocol.records import Hole
+from sidecar.protocol.records import KINDS, Hole
 
 
 def row(kind: str, seq: int | None = None, session: str = "s", **fields: Any) -> dict[str, Any]:
@@ -516,3 +517,23 @@ def test_tallies_are_bounded() -> None:
     survival = news(engine)["s"].survival
     assert len(survival) < 60
     assert sum(s.checked for s in survival) == 198
+
+
+def test_every_kind_is_judged_and_can_be_held_back() -> None:
+    # A kind that only some of these know works as long as its records come in order, and breaks when one comes early.
+    assert set(KINDS.values()) == set(JUDGES) == set(get_args(Known))
+
+
+def test_a_checkpoint_stays_stale_when_the_generation_after_its_own_is_forgotten() -> None:
+    rows = (
+        message(1),
+        summary("a", 2, 1),
+        checkpoint("c", 3, 2, node_id="a"),
+        summary("a", 4, 3, 2),
+        summary("b", 5, 4),
+    )
+    for limits in (Limits(), Limits(nodes=2)):
+        engine = Engine(limits)
+        engine.fold(arrive(*rows), 0.0)
+        (state,) = engine.states()
+        assert state.checkpoint_in_force == "c" and state.status == "stale"
