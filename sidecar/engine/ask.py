@@ -1,7 +1,10 @@
 """What may be asked of a live session: may it act, resume, commit, reclaim; and how it stands.
 
 Nothing asked changes anything. What a record *would* bring is found by folding it into a copy, so that an answer
-cannot differ from the verdict that comes afterwards. Every answer that is not a plain yes refuses.
+cannot differ from the verdict that comes afterwards. Only actions, which are asked about most, are judged without a
+copy: by their own rule, on the session as it stands. A rule about actions that goes by the position has to be given the
+next one in `authorize`; the property test that compares answers with verdicts shows where that is missing. Every answer
+that is not a plain yes refuses.
 
 Source of the rules: the protocol's section on the guard; where it is silent these fail closed.
 """
