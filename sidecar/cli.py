@@ -4,8 +4,10 @@ Imports of the parts that need Kafka or HTTP stand inside the commands, so that 
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
@@ -170,7 +172,10 @@ def check(
     Exit status:
       0  no error or critical finding
       1  some
-      2  the input cannot be used: a file is missing, holds no readable record, or (--strict) an unreadable line
+      2  the input cannot be used: a file is missing, holds no readable record, or (--strict) an unreadable line;
+         or the output cannot be written
+      130  interrupted (Ctrl-C)
+      141  the reader of the output has gone (a broken pipe)
 
     \b
     Examples:
@@ -249,11 +254,19 @@ def watch(
     """
     from sidecar.files.jsonl import InputError
     from sidecar.files.live import LiveFiles
+    from sidecar.files.outbox import apart
     from sidecar.files.store import StateError
     from sidecar.files.watch import watch as run_watch
     from sidecar.observe.logs import get_logger
 
     settings = _settings(obj, http=http, watch__state_dir=state, guard__enabled=False if no_guard else None)
+    to_stdout = findings is None or findings == Path("-")
+    outputs = {"standard output": Path("/dev/stdout")} if to_stdout else {"--findings": findings}
+    outputs |= {"--halts": halts}
+    try:
+        apart({name: path for name, path in outputs.items() if path is not None})
+    except StateError as error:
+        raise _Unusable(str(error)) from None
 
     absent = [path for path in paths if not Path(path).exists()]
     get_logger("sidecar").info("following", paths=list(paths), waiting_for=absent)
@@ -269,7 +282,7 @@ def watch(
             limits=settings.engine.limits(),
             poll_interval=settings.watch.poll_interval,
             format=format,
-            findings_file=None if findings == Path("-") else findings,
+            findings_file=None if to_stdout else findings,
             halts_file=halts,
             stdout=sys.stdout,
             metrics=serving.metrics,
@@ -783,5 +796,59 @@ cli.add_command(commands.halts)
 
 
 def main() -> None:
-    """Run the command line."""
-    cli(prog_name="sidecar")
+    """Run the command line; what goes wrong with its streams is one line and exit status 2, never that of a finding."""
+    # The next file that is opened would take a closed stream's number, and what is meant for the stream would go there.
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
+    closed = [name for name in ("stdout", "stderr") if getattr(sys, name) is None]
+    if closed:
+        _complain(f"{' and '.join(closed)} must not be closed; /dev/null will do")
+        sys.exit(2)
+    try:
+        code = _run_command()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = 141
+    except OSError as error:
+        code = 2
+        where = f" {error.filename}" if error.filename is not None else ""
+        _complain(f"cannot read or write{where}: {error.strerror or error}")
+    # What could not be written is still in the buffers, and the interpreter would complain of it at its end.
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            _discard(number)
+    sys.exit(code)
+
+
+def _run_command() -> int | str | None:
+    """Run what the command line names, and return the exit status."""
+    try:
+        given = cli.main(prog_name="sidecar", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _complain("interrupted")
+        return 130
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None  # click exits with 1, which means that `check` found something
+        return end.code
+    return given if isinstance(given, int) else 0
+
+
+def _complain(problem: str) -> None:
+    """Say what is wrong on standard error, if anybody can hear it."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"Error: {problem}\n")
+            sys.stderr.flush()
+
+
+def _discard(number: int) -> None:
+    """Send what is still to be written to a standard stream nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)

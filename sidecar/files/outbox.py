@@ -1,17 +1,22 @@
 """Where a watch writes to, in such a way that a restart knows what got out.
 
 A *file* output can be looked at after a crash: what is behind its recorded length is compared with what was to be
-written, and only the rest is added, so that every line is in it exactly once. A *stream* (a pipe, a terminal) cannot:
-there the count of written lines is kept beside the state after each line, so that none is missing, and at most the one
-line that was being written when the process was killed comes twice.
+written, and only the rest is added, so that every line is in it exactly once. What somebody else added behind that
+length stays. A *stream* (a pipe, a terminal) cannot: there the count of written lines is kept beside the state after
+each line, so that none is missing, and at most the one line that was being written when the process was killed comes
+twice.
 """
 
+import fcntl
 import os
 import select
 import stat
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TextIO
+
+import structlog
 
 from sidecar.files.store import Mark, StateError
 
@@ -41,7 +46,7 @@ class Descriptor:
     Args:
         fd: the descriptor.
         name: what to call it in errors.
-        ours: close it at the end, and cut off what a crash left behind a recorded length.
+        ours: close it at the end, and cut off the zeros that a power failure left behind a recorded length.
     """
 
     def __init__(self, fd: int, name: str, ours: bool = False) -> None:
@@ -70,11 +75,30 @@ class Descriptor:
         if there is None:
             return lines[counted:]
         same = _common(wanted, there)
-        if same < len(there):
-            if not self._ours:
-                return lines[counted:]
+        if self._ours and same < len(there) and not there[same:].strip(b"\0"):
+            # a length that got to the disk without its data: no line holds zeros, so nobody's line is lost
             os.ftruncate(self._fd, mark.length + same)
-        return [wanted[same:]] if same < len(wanted) else []
+            there = there[:same]
+        if same in (len(wanted), len(there)):
+            return [wanted[same:]] if same < len(wanted) else []
+        return self._among_others(lines, there)
+
+    def _among_others(self, lines: Sequence[bytes], there: bytes) -> Sequence[bytes]:
+        """Return which lines are missing in what we and somebody else wrote; what is there stays as it is."""
+        structlog.get_logger("sidecar.watch").warning(
+            "something else wrote to an output; all of it is kept, and the lines that are missing are added",
+            output=self._name,
+        )
+        found = Counter(line + b"\n" for line in there.split(b"\n")[:-1])
+        missing = []
+        for line in lines:
+            if found[line]:
+                found[line] -= 1
+            else:
+                missing.append(line)
+        if missing and not there.endswith(b"\n"):
+            missing[0] = b"\n" + missing[0]
+        return missing
 
     def write(self, line: bytes) -> None:
         left = memoryview(line)
@@ -154,15 +178,48 @@ class Text:
 
 
 def appended(path: Path) -> Output:
-    """Open a file for appending.
+    """Open a file for appending, and keep other watches from it until it is closed.
 
     Raises:
-        StateError: it cannot be opened.
+        StateError: it cannot be opened, or another watch writes to it.
     """
     try:
-        return Descriptor(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), str(path), ours=True)
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError as error:
         raise StateError(f"cannot open {path} for writing: {error.strerror}") from None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise StateError(f"another watch writes to {path}; give each its own") from None
+        except OSError:
+            pass  # a file system without locks: what others write is kept all the same
+    return Descriptor(fd, str(path), ours=True)
+
+
+def apart(outputs: Mapping[str, Path]) -> None:
+    """Make sure that no two outputs are the same file, by whatever names.
+
+    Args:
+        outputs: what each is called in errors, and its path, which need not exist.
+
+    Raises:
+        StateError: two are the same.
+    """
+    seen: dict[object, str] = {}
+    for name, path in outputs.items():
+        try:
+            status = path.stat()
+        except OSError:
+            key: object = os.path.realpath(path)
+        else:
+            if not stat.S_ISREG(status.st_mode):
+                continue  # lines of several kinds may share a pipe, a terminal or /dev/null
+            key = (status.st_dev, status.st_ino)
+        if key in seen:
+            raise StateError(f"{seen[key]} and {name} are the same file, {path}; give each its own")
+        seen[key] = name
 
 
 def standard(stream: TextIO) -> Output:

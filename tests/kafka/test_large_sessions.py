@@ -9,7 +9,7 @@ from sidecar.tail.envelope import is_part_key
 from tests.kafka.support import read_topic
 from tests.kafka.tail_support import WITHOUT_TRANSACTIONS, running, send, settings_for, until_committed, values
 
-RECORDS = 30_000
+RECORDS = 40_000
 """Enough referents for more than a megabyte of state."""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,39 @@ def test_nonsense_is_refused_at_once(arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert not result.stdout
+
+
+CASE = str(CASES / "stale-on-authorization.jsonl")
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash in which `sidecar` is the program, and $1 a session in which something is found."""
+    script = f'set -o pipefail; sidecar() {{ "{sys.executable}" -m sidecar "$@"; }}; {line}'
+    return subprocess.run(["bash", "-c", script, "bash", CASE], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ('sidecar check "$1" > /dev/full', 2, "No space left on device"),
+        ('sidecar check "$1" >&-', 2, "stdout must not be closed"),
+        ("sidecar check - <&-", 2, "no readable record"),
+        ('sidecar check "$1" 2> /dev/full > /dev/null', 2, ""),
+        ('sidecar check "$1" 2>&- > /dev/null', 2, ""),
+        ("sidecar rules > /dev/full", 2, "No space left on device"),
+        ("sidecar schema asyncapi > /dev/full", 2, "No space left on device"),
+        ("sidecar simulate --stdout --sessions 5 > /dev/full", 2, "No space left on device"),
+        ("sidecar --help > /dev/full", 2, "No space left on device"),
+        ("sidecar simulate --stdout --sessions 60 | head -1", 141, ""),
+        ('sidecar check "$1" > /dev/null 2> /dev/null', 1, ""),
+        ("sidecar no-such-command", 2, "There is no command"),
+    ],
+)
+def test_a_stream_that_fails_is_one_line_and_no_finding(line: str, status: int, said: str) -> None:
+    done = shell(line)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    errors = [text for text in done.stderr.splitlines() if text.startswith("Error: ")]
+    assert len(errors) == (bool(said) and "error: " not in done.stderr)
+    assert said in done.stderr
