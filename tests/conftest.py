@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from typing import NoReturn
@@ -15,6 +16,10 @@ from tests.kafka import broker as kafka_broker
 
 BROKERS_OF_THEIR_OWN = ("test_broker_faults", "test_faults", "test_acl", "test_security", "test_emitter_outage")
 """Modules whose tests stop their brokers, or need them set up in another way."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # In the background of a shell a process is started so, and so are its children: tests that interrupt one would wait.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def missing(reason: str) -> NoReturn:
