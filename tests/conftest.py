@@ -18,7 +18,7 @@ BROKERS_OF_THEIR_OWN = ("test_broker_faults", "test_faults", "test_acl", "test_s
 """Modules whose tests stop their brokers, or need them set up in another way."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # In the background of a shell a process is started so, and so are its children: tests that interrupt one would wait.
+    # In the background of a shell a process is started so, and so are its children: what interrupts one would wait.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -304,7 +304,10 @@ async def test_the_fleet_works_with_exactly_these(
     # What it may not read it finds out when it reads; what it may not write, when there is something to write.
     operations = {number: name.upper() for name, number in OPERATIONS.items()}
     at_start = [grant for grant in grants if grant.operation == OPERATIONS["Read"] or grant.name == settings.topics.dlq]
-    assert len(at_start) == 9
+    # The topic of alerts is a table's changelog: that it cannot be read shows as a recovery that gets no further, which
+    # ends after `fleet.recovery_timeout`.
+    at_start = [grant for grant in at_start if grant.name != settings.topics.alerts]
+    assert len(at_start) == 8
     before: list[Grant] = []
     for grant in at_start:
         await administrator.instead(before, [grant])
