@@ -335,9 +335,9 @@ def service(bounds: Bounds) -> tuple[Alert, ...]:
             description="Restarts take longer (the log is read again), and where the log is gone as well, sessions"
             " cannot be verified any more.",
             first="See which of the three it is: commits that fail (Transactions), snapshots refused at a start"
-            " (expected once after an upgrade), or a state that is too large. The log names topic, offset and reason.",
+            " (expected once after an upgrade), or an id that is too long. The log names topic, offset and reason.",
             dashboard="frontier-sidecar",
-            panel="Snapshots refused, states too large",
+            panel="Snapshots refused, sessions not kept",
         ),
     )
 

@@ -309,20 +309,20 @@ def _state() -> Section:
         unit="Bps",
     )
     refused = lines(
-        "Snapshots refused, states too large",
+        "Snapshots refused, sessions not kept",
         Text(
-            "Times that a partition's snapshots could not be used, and that a session's state was too large to be"
-            " kept.",
-            "refused: the log names topic, partition, offset and reason, and the state is made again from the log. Too"
-            " large: the session cannot be verified after a restart.",
+            "Times that a partition's snapshots could not be used, and that a session's id was too long for it"
+            " to be kept.",
+            "refused: the log names topic, partition, offset and reason, and the state is made again from the log. Not"
+            " kept: the session cannot be verified after a restart.",
             ("SnapshotsFailing",),
         ),
         Query(f"sum(increase(sidecar_snapshots_refused_total{{{S}}}[$__rate_interval]))", "refused"),
-        Query(f"sum(increase(sidecar_snapshots_too_large_total{{{S}}}[$__rate_interval]))", "too large"),
+        Query(f"sum(increase(sidecar_snapshots_too_large_total{{{S}}}[$__rate_interval]))", "not kept"),
         bars=True,
         stacked=True,
         whole=True,
-        colours={"refused": RED, "too large": ORANGE},
+        colours={"refused": RED, "not kept": ORANGE},
     )
     restore = lines(
         "Restore",

@@ -1,6 +1,5 @@
 """`sidecar check`: read files as one stream, judge them to their end, and say what was found."""
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from sidecar.engine.fold import Engine, Outcome
 from sidecar.engine.limits import Limits
 from sidecar.files.follow import shown
 from sidecar.files.jsonl import MAX_LINE, InputError, Inputs, Line, explain
+from sidecar.files.outbox import leave_quietly
 from sidecar.files.readers import READERS, Arrival, Reader
 from sidecar.files.report import SHOWN, Report, Tally, finding_text
 from sidecar.protocol.decode import Unreadable, decode
@@ -70,19 +70,11 @@ def check(
         run.report.say(f"error: {shown(str(error))}")
         return UNUSABLE
     except BrokenPipeError:
-        _leave_quietly(stdout)
+        leave_quietly(stdout)
         return BROKEN_PIPE
     except KeyboardInterrupt:
         stderr.write("interrupted\n")  # not by way of the console, which may have been interrupted while writing
         return INTERRUPTED
-
-
-def _leave_quietly(stdout: TextIO) -> None:
-    """Keep the interpreter from complaining at its end that the rest could not be written."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
-    except (OSError, ValueError):
-        return
 
 
 class _Run:

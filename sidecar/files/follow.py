@@ -386,20 +386,21 @@ class Follower:
         if whole:
             file.torn = len(data) - end
         lines: list[Line] = []
+        name = shown(position.path)
         for raw in data[:end].split(b"\n")[:-1]:
-            self._take(file, raw, lines)
+            self._take(file, name, raw, lines)
         self._advance(position, data[:end])
         return lines
 
-    def _take(self, file: _File, raw: bytes, lines: list[Line]) -> None:
+    def _take(self, file: _File, name: str, raw: bytes, lines: list[Line]) -> None:
         position = file.position
         position.line += 1
         if position.line == 1 and raw.startswith(BOM):
             raw = raw[len(BOM) :]
         raw = raw.rstrip(b"\r\n")
         if len(raw) > self._limit:
-            lines.append(too_long(shown(position.path), position.line, raw, len(raw), self._limit))
-        elif (line := usable(shown(position.path), position.line, raw)) is not None:
+            lines.append(too_long(name, position.line, raw, len(raw), self._limit))
+        elif (line := usable(name, position.line, raw)) is not None:
             lines.append(line)
 
     def _skip(self, file: _File, data: bytes) -> list[Line]:
@@ -429,7 +430,7 @@ class Follower:
                 too_long(shown(position.path), position.line + 1, position.kept, position.skipped, self._limit)
             )
         elif rest := os.pread(fd, self._limit + 1, position.offset):
-            self._take(file, rest, lines)
+            self._take(file, shown(position.path), rest, lines)
         file.close()
         del self._files[file.key]
         return lines

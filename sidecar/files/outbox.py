@@ -230,3 +230,11 @@ def standard(stream: TextIO) -> Output:
         return Text(stream)
     stream.flush()
     return Descriptor(fd, "standard output")
+
+
+def leave_quietly(stdout: TextIO) -> None:
+    """Keep the interpreter from complaining at its end that the rest could not be written."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+    except (OSError, ValueError):
+        return

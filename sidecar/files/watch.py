@@ -16,7 +16,6 @@ time, and what is found meanwhile is written out together.
 """
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ from sidecar.files.follow import Follower
 from sidecar.files.jsonl import MAX_LINE, Line, explain
 from sidecar.files.live import LiveFiles
 from sidecar.files.observed import Batch, Observed, stamps
-from sidecar.files.outbox import Output, appended, standard
+from sidecar.files.outbox import Output, appended, leave_quietly, standard
 from sidecar.files.report import finding_text
 from sidecar.files.store import State, StateError, Store
 from sidecar.observe.health import Health
@@ -118,17 +117,9 @@ async def watch(
             await watcher.run(stop, poll_interval)
         except BrokenPipeError:
             if findings_file is None:
-                _leave_quietly(stdout)
+                leave_quietly(stdout)
             return 141
     return 0
-
-
-def _leave_quietly(stdout: TextIO) -> None:
-    """Keep the interpreter from complaining at its end that the rest could not be written."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
-    except (OSError, ValueError):
-        return
 
 
 class _Watch:

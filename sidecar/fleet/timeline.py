@@ -264,10 +264,6 @@ def _mappings(value: object) -> list[Mapping[str, Any]]:
     return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
 
 
-def _strings(value: object) -> list[str]:
-    return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []
-
-
 def _witness(finding: Finding) -> list[int]:
     value = finding.evidence.get("witness")
     return sorted(p for p in value if type(p) is int and 0 < p <= MAX_INT) if isinstance(value, list) else []

@@ -201,7 +201,7 @@ _ALL = (
     Series(
         name="sidecar_snapshots_too_large_total",
         type="counter",
-        help="Times that a session's state was too large for the snapshot topic: a restart cannot verify it any more.",
+        help="Times that a session could not be kept, its id being too long for a record: a restart cannot verify it.",
     ),
     Series(
         name="sidecar_last_snapshot_timestamp_seconds",

@@ -742,7 +742,7 @@ SNAPSHOTS = (
         {1: None, 3: CANNOT_KEEP, 69: CANNOT_KEEP, 75: None},
     ),
     Case(
-        "a session's state is too large",
+        "a session cannot be kept",
         "SnapshotsFailing",
         "firing",
         {KEPT_AT: ((60, 0, 60),), REFUSED: (still(60, 0),), TOO_LARGE: (still(10, 0), still(50, 1))},
