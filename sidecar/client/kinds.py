@@ -39,6 +39,7 @@ class Kinds(Generic[T_co]):
         action_id: str | None,
         precondition_id: str | None,
         *,
+        uses: int | None = None,
         ts: datetime | None = None,
         tenant: str | None = None,
         agent: str | None = None,
@@ -49,6 +50,7 @@ class Kinds(Generic[T_co]):
         Args:
             action_id: the action that is allowed.
             precondition_id: what allows it: an approval, a ticket, a check that passed.
+            uses: how many irreversible actions it allows, from 1; absent: no limit.
         """
         return self._put("authorization", _fields(locals()))
 
@@ -131,6 +133,7 @@ class Kinds(Generic[T_co]):
         polarity: Literal["negative", "positive"] | None = None,
         text: str | None = None,
         retired: bool | None = None,
+        inferred: bool | None = None,
         ts: datetime | None = None,
         tenant: str | None = None,
         agent: str | None = None,
@@ -143,6 +146,7 @@ class Kinds(Generic[T_co]):
             polarity: `negative` forbids, `positive` demands; needed unless `retired`.
             text: its wording.
             retired: whether it no longer stands.
+            inferred: whether this was concluded from text or circumstances, and nobody stated it.
         """
         return self._put("constraint", _fields(locals()))
 
@@ -153,6 +157,7 @@ class Kinds(Generic[T_co]):
         *,
         floor_tokens: int | None = None,
         text: str | None = None,
+        inferred: bool | None = None,
         ts: datetime | None = None,
         tenant: str | None = None,
         agent: str | None = None,
@@ -165,6 +170,7 @@ class Kinds(Generic[T_co]):
             anchor: the substring of it that must survive word for word.
             floor_tokens: the fewest whitespace-separated tokens of it that must survive; absent: undeclared.
             text: its wording.
+            inferred: whether this was concluded from text or circumstances, and nobody stated it.
         """
         return self._put("fact", _fields(locals()))
 
@@ -174,6 +180,7 @@ class Kinds(Generic[T_co]):
         handle: str,
         *,
         referents: Iterable[str] | None = None,
+        inferred: bool | None = None,
         ts: datetime | None = None,
         tenant: str | None = None,
         agent: str | None = None,
@@ -185,8 +192,33 @@ class Kinds(Generic[T_co]):
             call_key: identifies the call: the same when it is made again after a crash.
             handle: the resource that it returned.
             referents: what the result holds; each is in the `live` store from here on.
+            inferred: whether this was concluded from text or circumstances, and nobody stated it.
         """
         return self._put("tool_result", _fields(locals()))
+
+    def baseline(
+        self,
+        *,
+        edges: Iterable[tuple[str, str]] | None = None,
+        live: Iterable[str] | None = None,
+        durable: Iterable[str] | None = None,
+        negative_constraints: Iterable[str] | None = None,
+        ts: datetime | None = None,
+        tenant: str | None = None,
+        agent: str | None = None,
+        model: str | None = None,
+    ) -> T_co:
+        """Log what holds here, so that a session whose beginning is not in the log can be judged from here on.
+
+        Whoever may write this may grant anything: only a permission system or an operator should.
+
+        Args:
+            edges: the edges that hold, as (action, precondition).
+            live: the referents in the `live` store.
+            durable: the referents in the `durable` store.
+            negative_constraints: the prohibitions that hold.
+        """
+        return self._put("baseline", _fields(locals()))
 
     def event(
         self,
@@ -273,6 +305,7 @@ class Kinds(Generic[T_co]):
         frontier_hi: int,
         asserted_edges: Iterable[tuple[str, str]] | None = None,
         verbatim_refs: Iterable[str] | None = None,
+        inferred: bool | None = None,
         ts: datetime | None = None,
         tenant: str | None = None,
         agent: str | None = None,
@@ -290,6 +323,7 @@ class Kinds(Generic[T_co]):
             frontier_hi: the last one.
             asserted_edges: the edges that it asserts, as (action, precondition); None: not explicit.
             verbatim_refs: the references that it holds word for word.
+            inferred: whether this was concluded from text or circumstances, and nobody stated it.
         """
         return self._put("checkpoint", _fields(locals()))
 
@@ -298,6 +332,7 @@ class Kinds(Generic[T_co]):
         checkpoint_id: str,
         *,
         deps: Iterable[str] | None = None,
+        replayed_to: int | None = None,
         ts: datetime | None = None,
         tenant: str | None = None,
         agent: str | None = None,
@@ -308,6 +343,7 @@ class Kinds(Generic[T_co]):
         Args:
             checkpoint_id: the checkpoint.
             deps: the references that the next turn needs.
+            replayed_to: the log position up to which the log was replayed on top of the checkpoint; None: it was not.
         """
         return self._put("resume", _fields(locals()))
 

@@ -60,6 +60,7 @@ class Authorization(Event, kw_only=True, gc=False, tag="authorization"):
 
     action_id: OptionalId | None = None
     precondition_id: OptionalId | None = None
+    uses: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
 
 
 class Revocation(Event, kw_only=True, gc=False, tag="revocation"):
@@ -97,6 +98,7 @@ class Constraint(Event, kw_only=True, gc=False, tag="constraint"):
     polarity: Literal["negative", "positive"] | None = None
     text: str | None = None
     retired: bool | None = None
+    inferred: bool | None = None
 
 
 class Fact(Event, kw_only=True, gc=False, tag="fact"):
@@ -106,6 +108,7 @@ class Fact(Event, kw_only=True, gc=False, tag="fact"):
     anchor: Annotated[str, Meta(min_length=1)]
     floor_tokens: Count | None = None
     text: str | None = None
+    inferred: bool | None = None
 
 
 class ToolResult(Event, kw_only=True, gc=False, tag="tool_result"):
@@ -114,6 +117,16 @@ class ToolResult(Event, kw_only=True, gc=False, tag="tool_result"):
     call_key: Id
     handle: str
     referents: Ids | None = None
+    inferred: bool | None = None
+
+
+class Baseline(Event, kw_only=True, gc=False, tag="baseline"):
+    """State what an authority says holds here, so that a session without its beginning can be judged from here on."""
+
+    edges: tuple[Edge, ...] | None = None
+    live: Ids | None = None
+    durable: Ids | None = None
+    negative_constraints: Ids | None = None
 
 
 # --- compaction records ---------------------------------------------------------------------------
@@ -164,6 +177,7 @@ class Checkpoint(Compaction, kw_only=True, gc=False, tag="checkpoint"):
     frontier_hi: Position
     asserted_edges: tuple[Edge, ...] | None = None
     verbatim_refs: Ids | None = None
+    inferred: bool | None = None
 
 
 class Resume(Compaction, kw_only=True, gc=False, tag="resume"):
@@ -171,6 +185,7 @@ class Resume(Compaction, kw_only=True, gc=False, tag="resume"):
 
     checkpoint_id: Id
     deps: Ids | None = None
+    replayed_to: Position | None = None
 
 
 class Reconcile(Compaction, kw_only=True, gc=False, tag="reconcile"):
@@ -206,6 +221,7 @@ EVENTS: tuple[type[Event], ...] = (
     Constraint,
     Fact,
     ToolResult,
+    Baseline,
 )
 COMPACTIONS: tuple[type[Compaction], ...] = (Summary, Checkpoint, Resume, Reconcile, Gc, Probe)
 KINDS: dict[str, type[Record]] = {str(t.__struct_config__.tag): t for t in (*EVENTS, *COMPACTIONS)}
