@@ -15,13 +15,14 @@ from typing import Any, cast
 import msgspec
 
 from sidecar.engine import floors, frontier
-from sidecar.engine.context import Context, missing_in
+from sidecar.engine.context import Context
 from sidecar.engine.fold import Engine
 from sidecar.engine.frontier import effective_edges
+from sidecar.engine.missing import missing_in
 from sidecar.engine.rules import CATALOGUE, HALTING
 from sidecar.engine.state import Session, Tree, Written
 from sidecar.engine.status import checkpoint_status, session_status
-from sidecar.engine.tree import newest_of
+from sidecar.engine.tree import known_children, newest_of
 from sidecar.protocol.api import (
     AuthorizeAnswer,
     AuthorizeRequest,
@@ -44,7 +45,7 @@ from sidecar.protocol.api import (
     SessionView,
 )
 from sidecar.protocol.outputs import Finding
-from sidecar.protocol.records import Action, Gc, Resume, Summary
+from sidecar.protocol.records import Gc, Resume, Summary
 
 LISTED = 1000
 """How many edges, halts, checkpoints or gaps an answer lists at most (the newest)."""
@@ -68,11 +69,9 @@ def authorize(engine: Engine, request: AuthorizeRequest) -> AuthorizeAnswer:
         return AuthorizeAnswer(session_id=request.session_id, reasons=[_unknown_session(request.session_id)])
     tree = session.tree
     edges = list(effective_edges(session.frontier, request.action_id))
-    reasons = _not_whole(session)
+    reasons = _not_whole(session) + _unread(session)
     ctx = Context(engine.limits)
-    next_seq = session.applied + 1
-    asked = Action(session_id=session.session_id, seq=next_seq, action_id=request.action_id, irreversible=True)
-    frontier.act(ctx, session, asked)
+    frontier.judge_action(ctx, session, request.action_id)
     reasons += [_broken(finding) for finding in ctx.found]
     if edges and not reasons:
         # An edge is good only if no position after its grant is missing: that one may have been its revocation.
@@ -88,7 +87,7 @@ def authorize(engine: Engine, request: AuthorizeRequest) -> AuthorizeAnswer:
             )
     reasons += _open_halts(session)
     in_force = tree.checkpoints[tree.in_force] if tree is not None and tree.in_force is not None else None
-    if session.lost and in_force is None:  # (a checkpoint in force tells it by its status)
+    if session.lost and in_force is None and not session.unjudged:  # (a checkpoint in force tells it by its status)
         reasons.append(Reason(code="log_incomplete", detail="Records of this session may have been lost unread."))
     if tree is not None and in_force is not None:
         status = checkpoint_status(session, tree, in_force)
@@ -117,9 +116,14 @@ def resume(engine: Engine, request: ResumeRequest) -> ResumeAnswer:
         return answer
     tried, session = trial
     answer.position = session.applied
-    answer.reasons = _not_whole(session)
-    deps = tuple(request.deps)
-    record = Resume(session_id=session.session_id, seq=None, checkpoint_id=request.checkpoint_id, deps=deps)
+    answer.reasons = _not_whole(session) + _unread(session)
+    record = Resume(
+        session_id=session.session_id,
+        seq=session.applied + 1 if session.quiet else None,
+        checkpoint_id=request.checkpoint_id,
+        deps=tuple(request.deps),
+        replayed_to=request.replayed_to or None,
+    )
     outcome = _try(tried, session, record)
     answer.reasons += [_broken(finding) for finding in outcome.findings if _counts(finding)]
     answer.open_halts = [halt.id for halt in _newest((session.halts or {}).values())]
@@ -179,7 +183,8 @@ def commit(engine: Engine, record: Summary) -> CommitAnswer:
         )
     if answer.reasons:
         return answer
-    constraints, facts = floors.must_carry(session, record)
+    children = known_children(session.tree, record) if session.tree is not None else []
+    constraints, facts = floors.must_carry(session, record, children)
     outcome = _try(tried, session, record)
     answer.findings = outcome.findings
     answer.reasons = [_broken(finding) for finding in outcome.findings]
@@ -213,7 +218,9 @@ def gc(engine: Engine, request: GcRequest) -> GcAnswer:
     node_ids = list(dict.fromkeys(request.node_ids))
     held_back: dict[str, list[Reason]] = {node_id: [] for node_id in node_ids}
     tree = session.tree
-    general = _not_whole(session) + _open_halts(session)  # a halted session may have to be expanded from these
+    general = (
+        _not_whole(session) + _unread(session) + _open_halts(session)
+    )  # a halted session may have to be expanded from these
     for node_id, waits_for in held_back.items():
         if tree is None or newest_of(tree, node_id) is None:
             detail = f"No generation of node {node_id} is known."
@@ -245,6 +252,7 @@ def view(engine: Engine, session_id: str) -> SessionView | None:
         position=session.applied,
         awaiting=session.recovery is not None and session.recovery.awaiting,
         waiting=len(order.waiting or ()) + len(order.unplaced or ()),
+        unread=session.unread,
         missing=gaps[-LISTED:],
         checkpoint_in_force=_checkpoint(session, tree, in_force) if tree is not None and in_force else None,
         checkpoints=list(tree.checkpoints)[-LISTED:] if tree is not None else [],
@@ -323,11 +331,28 @@ def _counts(finding: Finding) -> bool:
 
 
 def _not_whole(session: Session) -> list[Reason]:
-    """Return a reason if records have come that cannot be applied, because positions before them have not."""
+    """Return a reason if a session cannot be judged: it was joined midstream, or records before others are missing."""
+    if session.unjudged:
+        detail = (
+            "The beginning of this session is not in the log, so what it may do is unknown. Whoever keeps its"
+            " permissions publishes a `baseline` record that states what holds; it is judged from there."
+        )
+        return [Reason(code="unjudged", rule="session_joined", href=_href("session_joined"), detail=detail)]
     if session.quiet:
         return []
     detail = f"Records after position {session.applied} have come, but not those that stand before them."
     return [Reason(code="not_applied", detail=detail)]
+
+
+def _unread(session: Session) -> list[Reason]:
+    """Return a reason if a record could not be read whose position is unknown: it may have been a revocation."""
+    if not session.unread:
+        return []
+    detail = (
+        "A record of this session could not be read, and may have been a revocation; it is among the dead letters."
+        " A `reconcile` record, or a checkpoint that is verified, says that somebody has seen to it."
+    )
+    return [Reason(code="log_incomplete", detail=detail)]
 
 
 def _open_halts(session: Session) -> list[Reason]:

@@ -1,6 +1,5 @@
 """What the rules of every family share: how a finding is made, and what it does to the status."""
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -23,6 +22,10 @@ _MAX_LEVEL = 8
 def stable_id(*parts: object) -> str:
     """Hash parts to an id that is the same in every process and after every restart (128 bits, hex)."""
     return blake2b(_encode(parts), digest_size=16).hexdigest()
+
+
+INFERRED: dict[str, Any] = {"severity": "warning", "disposition": "unverified"}
+"""What a finding is that rests on an inferred record, whatever its rule (protocol: "Inferred")."""
 
 
 class Context:
@@ -112,11 +115,19 @@ class Context:
         generation: Generation,
         rule: str,
         key: Sequence[object] = (),
+        inferred: bool = False,
         **details: Any,
     ) -> None:
-        """Report a finding that counts against a node's generation and against all that was built from it."""
+        """Report a finding that counts against a node's generation and against all that was built from it.
+
+        Args:
+            inferred: it rests on an inferred record, so that it is a warning and counts against nothing.
+        """
         key = (generation.number, *key)
         evidence = {"generation": generation.number, **(details.pop("evidence", None) or {})}
+        if inferred:
+            details |= INFERRED
+            evidence["inferred"] = True
         finding = self.report(session, rule, generation.node_id, key, subject_type="node", evidence=evidence, **details)
         flags = _flags(rule, finding.severity)
         generation.own |= flags
@@ -163,21 +174,3 @@ def mark_upward(tree: Tree, generation: Generation, flags: int) -> None:
 def moment(session: Session) -> object:
     """Return what tells this record from others of its session: its position, or its content without one."""
     return session.order.moment or session.applied
-
-
-def missing_in(session: Session, lo: int, hi: int, *, alone: bool = True) -> int:
-    """Return the first missing position in `lo`..`hi`, or 0.
-
-    Args:
-        alone: count what the record being judged waited for, which is missing for it alone.
-    """
-    order = session.order
-    if order.missing_lo and order.missing_hi:
-        i = bisect_left(order.missing_hi, lo)
-        if i < len(order.missing_lo) and order.missing_lo[i] <= hi:
-            return max(order.missing_lo[i], lo)
-    if alone and order.awaited:
-        first = max(lo, session.applied + 1)
-        if first <= min(hi, order.awaited):
-            return first
-    return 0

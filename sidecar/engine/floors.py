@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 from sidecar.engine.context import Context
+from sidecar.engine.ranges import covers, inherited, ranges_of
 from sidecar.engine.state import Floors, Generation, Session, Stated, Tree
 from sidecar.protocol.records import Constraint, Fact, Summary
 
@@ -22,21 +23,34 @@ def state_constraint(ctx: Context, session: Session, record: Constraint) -> None
             record.constraint_id,
             negative=record.polarity == "negative",
             retired=bool(record.retired),
+            inferred=bool(record.inferred),
         )
     )
+
+
+def forbid(session: Session, constraint_id: str) -> None:
+    """Note a prohibition that a baseline states."""
+    _floors(session).constraints.append(Stated(session.applied, constraint_id, negative=True))
 
 
 def state_fact(ctx: Context, session: Session, record: Fact) -> None:
     """Note a declared fact."""
     _floors(session).facts.append(
-        Stated(session.applied, record.fact_id, anchor=record.anchor, floor=record.floor_tokens)
+        Stated(
+            session.applied,
+            record.fact_id,
+            anchor=record.anchor,
+            floor=record.floor_tokens,
+            inferred=bool(record.inferred),
+        )
     )
 
 
 def judge_budget(ctx: Context, session: Session, tree: Tree, generation: Generation, record: Summary) -> None:
     """Judge whether the compaction read all its input and kept to its budget."""
     declared, read = record.input_tokens, record.input_tokens_read
-    if declared is not None and read is not None and declared != read:
+    # A range has records, so an input of nothing left them out.
+    if declared is not None and (declared == 0 or (read is not None and declared != read)):
         ctx.blame_node(
             session,
             tree,
@@ -72,7 +86,7 @@ def judge_constraints(
     carried = set(generation.constraints)
     carried_below: list[set[str]] | None = None
     checked = kept = 0
-    for stated in _last_in(floors.constraints, generation.lo, generation.hi):
+    for stated in _last_in(floors.constraints, ranges_of(generation), generation.hi):
         if not stated.negative or stated.retired:
             continue
         checked += 1
@@ -91,6 +105,7 @@ def judge_constraints(
                 witness=[stated.position, generation.position],
                 evidence={"constraint_id": stated.id, "root": bool(record.root)},
                 severity="critical" if record.root else None,
+                inferred=stated.inferred,
             )
     if checked:
         ctx.count_survival(session, record, "constraint", checked, kept)
@@ -111,7 +126,7 @@ def judge_facts(
     dropped = set(record.dropped or ())
     undeclared: list[Stated] = []
     checked = kept = 0
-    for stated in _last_in(floors.facts, generation.lo, generation.hi):
+    for stated in _last_in(floors.facts, ranges_of(generation), generation.hi):
         if stated.floor is None:
             undeclared.append(stated)
         if stated.floor == 0 and stated.id in dropped:
@@ -136,15 +151,16 @@ def judge_facts(
         )
 
 
-def must_carry(session: Session, record: Summary) -> tuple[list[Stated], list[Stated]]:
-    """Return the prohibitions and the facts that a summary of this range has to carry, itself or through a child."""
+def must_carry(session: Session, record: Summary, children: list[Generation]) -> tuple[list[Stated], list[Stated]]:
+    """Return the prohibitions and the facts that a summary has to carry, itself or through a child."""
     floors = session.floors
     if floors is None:
         return [], []
     lo, hi = record.frontier_lo, record.frontier_hi
+    ranges = [(lo, hi), *(inherited(lo, hi, children) or ())]
     waived = set(record.dropped or ())
-    constraints = [s for s in _last_in(floors.constraints, lo, hi) if s.negative and not s.retired]
-    facts = [s for s in _last_in(floors.facts, lo, hi) if not (s.floor == 0 and s.id in waived)]
+    constraints = [s for s in _last_in(floors.constraints, ranges, hi) if s.negative and not s.retired]
+    facts = [s for s in _last_in(floors.facts, ranges, hi) if not (s.floor == 0 and s.id in waived)]
     return constraints, facts
 
 
@@ -171,15 +187,18 @@ def _position(stated: Stated) -> int:
     return stated.position
 
 
-def _last_in(records: list[Stated], lo: int, hi: int) -> list[Stated]:
-    """Return of each id the last record at or before `hi`, if that one lies in `lo`..`hi`."""
-    i, j = bisect_left(records, lo, key=_position), bisect_right(records, hi, key=_position)
-    return list({stated.id: stated for stated in records[i:j]}.values())
+def _last_in(records: list[Stated], ranges: list[tuple[int, int]], hi: int) -> list[Stated]:
+    """Return of each id the last record at or before `hi`, if that one lies in one of the ranges."""
+    i, j = bisect_left(records, min(lo for lo, _ in ranges), key=_position), bisect_right(records, hi, key=_position)
+    last = {stated.id: stated for stated in records[i:j]}.values()
+    if len(ranges) == 1:
+        return list(last)
+    return [stated for stated in last if any(lo <= stated.position <= end for lo, end in ranges)]
 
 
 def _to_blame(position: int, children: list[Generation], carries: list[bool]) -> bool:
     """Tell whether a loss happened at this node: a known child covers the record, and none carries it, or not."""
-    if not any(child.lo <= position <= child.hi for child in children):
+    if not any(covers(child, position) for child in children):
         return True
     return any(carries)
 
@@ -223,4 +242,5 @@ def _blame_fact(ctx: Context, session: Session, tree: Tree, generation: Generati
         (stated.id,),
         witness=[stated.position, generation.position],
         evidence=evidence,
+        inferred=stated.inferred,
     )

@@ -6,35 +6,35 @@ IO: whoever calls it says what time it is.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 import msgspec
 
 from sidecar.engine.context import Context
 from sidecar.engine.frontier import distrust
 from sidecar.engine.limits import Limits
-from sidecar.engine.sequence import JUDGES, Counters, Sequencer
+from sidecar.engine.missing import mark_missing
+from sidecar.engine.sequence import JUDGES, Located, Sequencer, source_of
 from sidecar.engine.state import Frozen, Session, decode_head, decode_session, encode_session
-from sidecar.engine.status import DEGRADED, LASTING, STATUSES, conclude, describe, session_status, status_in_force
-from sidecar.protocol.outputs import Finding, Halt, SessionRecord, Source
+from sidecar.engine.status import (
+    DEGRADED,
+    LASTING,
+    STATUSES,
+    conclude,
+    describe,
+    must_refuse,
+    session_status,
+    status_in_force,
+)
+from sidecar.engine.waits import Counters
+from sidecar.protocol.outputs import DeadLetter, Finding, Halt, SessionRecord
 from sidecar.protocol.records import Hole, Record
-
-
-class Located(Protocol):
-    """Say where a record was read: a `Source`, or whatever else has its fields."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-
 
 Arrival = tuple[Record, int, Located | None]
 """A record (a `Hole` for an unreadable one), the digest of its content, and where it was read."""
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+"""The version that is written; those of `STATES_READ` are read."""
+STATES_READ = (1, 2)
 
 
 class UnknownState(ValueError):
@@ -42,14 +42,16 @@ class UnknownState(ValueError):
 
 
 class Outcome(msgspec.Struct):
-    """Hold what a fold found, in the order of the fold.
+    """Findings and halts of one batch, in log order.
 
-    `survival` counts by (what, summary level): [should be carried, is carried].
+    `survival` counts by (what, summary level): [should be carried, is carried]. `letters` are the records that named
+    another tenant than their session's.
     """
 
     findings: list[Finding]
     halts: list[Halt]
     survival: dict[tuple[str, int], list[int]]
+    letters: list[DeadLetter] = []
 
 
 class SessionState(msgspec.Struct):
@@ -103,7 +105,14 @@ class Engine:
                 session.changed, session.seen = True, now
                 changed.append(session_id)
             seq = record.seq
-            if session.quiet and seq == session.applied + 1 and type(record) is not Hole:
+            tenant = record.tenant
+            if (
+                seq == session.applied + 1
+                and session.quiet
+                and (tenant is None or tenant == session.tenant)
+                and not session.unjudged
+                and type(record) is not Hole
+            ):
                 # The way of nearly every record: next in its session, and nothing waits.
                 session.applied = seq
                 session.order.digests.append(digest)
@@ -112,18 +121,21 @@ class Engine:
                     touched[session_id] = session
                     judge(ctx, session, record)
                     if found:
-                        conclude(ctx, session, record, _source(source), seq)
+                        conclude(ctx, session, record, source_of(source), seq)
                 if not seq & 1023:
                     sequencer.trim(session)
             else:
                 touched[session_id] = session
-                sequencer.place(session, record, digest, _source(source), now)
+                sequencer.place(session, record, digest, source, now)
         self.counters.records += count
         return self._outcome()
 
     def expire(self, now: float) -> Outcome:
-        """Give up the gaps and the placements that have been waited for longer than `max_wait` seconds."""
-        for session_id in self._sequencer.overdue(now):
+        """Give up the gaps and the placements that have been waited for longer than `max_wait` seconds.
+
+        One call does a bounded part of it, so that nobody else has to wait: the rest comes with the next calls.
+        """
+        for session_id in self._sequencer.waits.overdue(now - self.limits.max_wait):
             session = self._sessions[session_id]
             if self._sequencer.give_up_overdue(session, now):
                 self._touched[session_id] = session
@@ -133,21 +145,23 @@ class Engine:
     def finish(self) -> Outcome:
         """End the input: give up every gap, then judge what still has no place."""
         for session_id, session in self._sessions.items():
-            if session_id in self._sequencer.waiting:
+            if session_id in self._sequencer.waits.sessions:
                 self._touched[session_id] = session
                 self._sequencer.give_up_all(session)
                 self._note_change(session)
         return self._outcome()
 
-    def distrust(self, lost: str) -> Outcome:
-        """Make every session unverifiable, because records may be gone that nobody has seen.
+    def distrust(self, lost: str, sessions: Iterable[str] | None = None) -> Outcome:
+        """Make sessions unverifiable, because records of them may be gone that nobody has seen.
 
         Args:
             lost: what is gone, for the findings.
+            sessions: which; those that are unknown are left out. None: all.
         """
-        for session_id in list(self._frozen):
-            self._wake(session_id)
-        for session_id, session in self._sessions.items():
+        for session_id in [*self._frozen, *self._sessions] if sessions is None else list(sessions):
+            session = self._sessions.get(session_id) or self._wake(session_id)
+            if session is None:
+                continue
             self._touched[session_id] = session
             distrust(self._ctx, session, lost)
             conclude(self._ctx, session, None, None, session.applied)
@@ -181,12 +195,14 @@ class Engine:
             return None
         trial = Engine(self.limits)
         copy = trial._sessions[session_id] = _thawed(state)
-        trial._sequencer.attend(copy)
+        trial._sequencer.waits.attend(copy)
         return trial, copy
 
     def states(self) -> Iterator[SessionState]:
         """Yield where each session stands, in order of first appearance (those that sleep come last)."""
         for session in (*self._sessions.values(), *(decode_session(f.state) for f in self._frozen.values())):
+            if not _known(session):
+                continue
             yield SessionState(
                 session_id=session.session_id,
                 status=session_status(session),
@@ -295,7 +311,7 @@ class Engine:
             session.order.since = now
             for unplaced in session.order.unplaced or ():
                 unplaced.since = now
-            self._sequencer.attend(session)
+            self._sequencer.waits.attend(session)
 
     def shrink(self, now: float, idle_after: float) -> int:
         """Bring sessions that nothing has happened in for so many seconds into their serialised form.
@@ -304,7 +320,7 @@ class Engine:
             now: on the clock of `fold`.
         """
         bound = now - idle_after
-        waiting = self._sequencer.waiting
+        waiting = self._sequencer.waits.sessions
         idle = [s for s in self._sessions.values() if s.seen < bound and not s.changed and s.session_id not in waiting]
         for session in idle:
             self._frozen[session.session_id] = _frozen(session)
@@ -312,13 +328,23 @@ class Engine:
         return len(idle)
 
     def drop_idle(self, now: float, ttl: float) -> list[str]:
-        """Forget the sessions that nothing has happened in for so many seconds; return which."""
+        """Forget the sessions that nothing has happened in for so many seconds; return which.
+
+        Of one that has to go on being refused a stub stays, which counts as changed and is not in the list.
+        """
         bound = now - ttl
-        waiting = self._sequencer.waiting
-        gone = [s.session_id for s in self._sessions.values() if s.seen < bound and s.session_id not in waiting]
-        gone += [f.session_id for f in self._frozen.values() if f.seen < bound]
-        for session_id in gone:
-            self._forget(session_id)
+        waiting = self._sequencer.waits.sessions
+        idle = [s.session_id for s in self._sessions.values() if s.seen < bound and s.session_id not in waiting]
+        idle += [f.session_id for f in self._frozen.values() if f.seen < bound]
+        gone = []
+        for session_id in idle:
+            session = self._sessions.get(session_id) or self._thaw(session_id)
+            if must_refuse(session):
+                self._reduce(session)
+            else:
+                self._forget(session_id)
+                gone.append(session_id)
+        self._outcome()
         return gone
 
     def dump(self) -> bytes:
@@ -337,13 +363,13 @@ class Engine:
         engine = cls(limits)
         try:
             version = msgspec.msgpack.decode(data)[0]
-            if version != STATE_VERSION:
+            if version not in STATES_READ:
                 raise UnknownState(f"state of version {version!r}; this program reads version {STATE_VERSION}")
             _, counters, dumped = msgspec.msgpack.decode(data, type=tuple[int, Counters, list[msgspec.Raw]])
         except (msgspec.MsgspecError, TypeError, IndexError, KeyError) as error:
             raise UnknownState(f"damaged state: {error}") from error
         counters.waiting = counters.sessions_waiting = 0  # counted anew below
-        engine.counters = engine._sequencer.counters = counters
+        engine.counters = engine._sequencer.counters = engine._sequencer.waits.counters = counters
         for raw in dumped:
             session = _thawed(raw)
             engine._sessions[session.session_id] = session
@@ -351,7 +377,7 @@ class Engine:
                 engine._counts[session.status] += 1
                 engine._mark(session.session_id, session.status, 0)
             engine._open += len(session.halts or ())
-            engine._sequencer.attend(session)
+            engine._sequencer.waits.attend(session)
             if session.changed:
                 engine._changed.append(session.session_id)
         return engine
@@ -366,7 +392,7 @@ class Engine:
         if session_id not in self._frozen:
             return None
         session = self._thaw(session_id)
-        self._sequencer.attend(session)
+        self._sequencer.waits.attend(session)
         return session
 
     def _thaw(self, session_id: str) -> Session:
@@ -374,6 +400,22 @@ class Engine:
         session = self._sessions[session_id] = _thawed(frozen.state)
         session.changed, session.seen, session.status = False, frozen.seen, frozen.status
         return session
+
+    def _reduce(self, session: Session) -> None:
+        """Keep of a session only what refuses: its halts, and that nobody knows what its log said."""
+        session.seen = float("inf")  # it stays
+        if session.stub:
+            return
+        stub = Session(session.session_id, session.applied, lost=True, stub=True)
+        for name in ("halts", "by_reconcile", "by_resume", "trimmed", "tenant", "origin", "unread", "unjudged"):
+            setattr(stub, name, getattr(session, name))
+        for name in ("status", "in_force", "seen", "changed"):
+            setattr(stub, name, getattr(session, name))
+        if session.recovery is not None:
+            stub.recovery = msgspec.structs.replace(session.recovery, calls=None)
+        mark_missing(stub, 1, max(1, stub.applied))
+        self._sessions[session.session_id] = self._touched[session.session_id] = stub
+        self._note_change(stub)
 
     def _note_change(self, session: Session) -> None:
         if not session.changed:
@@ -389,7 +431,7 @@ class Engine:
             self._open -= len(session.halts or ())
         elif frozen is not None:
             self._open -= frozen.open_halts
-        self._sequencer.leave(session_id)
+        self._sequencer.waits.leave(session_id)
         self._unwell.pop(session_id, None)
         self._lasting.pop(session_id, None)
         self._ctx.news.pop(session_id, None)
@@ -407,6 +449,8 @@ class Engine:
     def _outcome(self) -> Outcome:
         counts, ctx = self._counts, self._ctx
         for session in self._touched.values():
+            if not _known(session):
+                continue
             in_force = status_in_force(session)
             if in_force != session.in_force:
                 session.in_force = in_force
@@ -421,16 +465,14 @@ class Engine:
                 self._mark(session.session_id, status, 0)
         self._touched.clear()
         self._open += sum(1 if halt.status == "halt" else -1 for halt in ctx.halts)
-        outcome = Outcome(ctx.findings, ctx.halts, ctx.survival)
-        ctx.findings, ctx.halts, ctx.survival = [], [], {}
+        outcome = Outcome(ctx.findings, ctx.halts, ctx.survival, self._sequencer.letters)
+        ctx.findings, ctx.halts, ctx.survival, self._sequencer.letters = [], [], {}, []
         return outcome
 
 
-def _source(located: Located | None) -> Source | None:
-    """Return where a record was read, for a finding or to be held back: few are, so it is made only then."""
-    if located is None or type(located) is Source:
-        return located
-    return Source(located.topic, located.partition, located.offset)
+def _known(session: Session) -> bool:
+    """Tell whether anything of a session was read but records without a position."""
+    return session.applied > 0 or not session.quiet or session.tree is not None
 
 
 def _frozen(session: Session) -> Frozen:

@@ -8,54 +8,75 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from sidecar.engine.context import Context, missing_in, moment
+from sidecar.engine.context import Context, moment
+from sidecar.engine.missing import missing_in
 from sidecar.engine.state import AHEAD, SAID_STALE, UNVERIFIED, Edge, Fan, Frontier, Session, Written
 from sidecar.protocol.records import Action, Authorization, Checkpoint, Revocation
+from sidecar.protocol.records import Edge as RecordEdge
 
 
 def authorize(ctx: Context, session: Session, record: Authorization) -> None:
     """Apply an authorization; one that names no action or no precondition grants nothing."""
-    frontier = session.frontier
-    if frontier is None:
-        frontier = session.frontier = Frontier()
     action, precondition = record.action_id, record.precondition_id
-    position = frontier.latest = session.applied
     if action and precondition:
-        index = _grant(frontier, action, precondition, position)
-        frontier.grant_at.append(position)
-        frontier.grant_of.append(index)
-    elif frontier.implicit is None:
-        frontier.implicit = [position]
+        grant(ctx, session, action, precondition, record.uses or 0)
+        return
+    frontier = _frontier(session)
+    frontier.latest = session.applied
+    if frontier.implicit is None:
+        frontier.implicit = [session.applied]
     else:
-        frontier.implicit.append(position)
+        frontier.implicit.append(session.applied)
+    _expose(ctx, session)
+
+
+def grant(ctx: Context, session: Session, action: str, precondition: str, uses: int = 0) -> None:
+    """Grant an edge at the log's position.
+
+    Args:
+        uses: for how many irreversible actions; 0: no limit.
+    """
+    frontier = _frontier(session)
+    position = frontier.latest = session.applied
+    index = _granted(frontier, action, precondition, position)
+    frontier.edges[index].left = uses
+    frontier.grant_at.append(position)
+    frontier.grant_of.append(index)
     _expose(ctx, session)
 
 
 def revoke(ctx: Context, session: Session, record: Revocation) -> None:
     """Apply a revocation: of one edge, or of every edge of the action."""
-    frontier = session.frontier
-    if frontier is None:
-        frontier = session.frontier = Frontier()
-    position = frontier.latest = session.applied
-    held = frontier.actions.get(record.action_id)
+    frontier = _frontier(session)
+    frontier.latest = session.applied
     precondition = record.precondition_id
-    if type(held) is int:
-        edge = frontier.edges[held]
-        if not edge.ended and (not precondition or precondition == edge.precondition):
-            edge.ended = position
-    elif type(held) is Fan:
-        ending = list(held.live) if not precondition else [precondition] if precondition in held.live else []
-        for name in ending:
-            del held.live[name]
-            frontier.edges[held.edges[name]].ended = position
+    for edge in list(effective_edges(frontier, record.action_id)):
+        if not precondition or precondition == edge.precondition:
+            _end(frontier, edge, session.applied)
     _expose(ctx, session)
 
 
 def act(ctx: Context, session: Session, record: Action) -> None:
-    """Judge an action: an irreversible one needs an effective edge, and a session that is not awaiting."""
+    """Judge an action, then count it as a use of the edge that allowed it."""
     if not record.irreversible:
         return
-    action = record.action_id
+    judge_action(ctx, session, record.action_id)
+    frontier = session.frontier
+    if frontier is None:
+        return
+    edges = list(effective_edges(frontier, record.action_id))
+    if not edges or not all(edge.left for edge in edges):
+        return  # nothing allowed it, or an edge without a limit did
+    used = min(edges, key=lambda edge: (edge.granted, edge.precondition))
+    used.left -= 1
+    if not used.left:
+        _end(frontier, used, session.applied)
+        frontier.latest = session.applied
+        _expose(ctx, session)
+
+
+def judge_action(ctx: Context, session: Session, action: str) -> None:
+    """Judge an irreversible action: it needs an effective edge, and a session that is not awaiting."""
     frontier = session.frontier
     key = (moment(session),)
     if frontier is None or not authorized(frontier, action):
@@ -105,7 +126,6 @@ def judge_edges(ctx: Context, session: Session, written: Written, record: Checkp
     frontier = session.frontier or Frontier()
     kept_from = session.applied - ctx.limits.positions + 1
     gap_before, gap_inside = missing_in(session, 1, hi), missing_in(session, lo, hi)
-    gap_after = missing_in(session, hi + 1, max(session.applied, session.order.awaited))
     unknown, revoked, outside = [], [], []
     asserted = dict.fromkeys(record.asserted_edges or ())
     for action, precondition in asserted:
@@ -120,36 +140,52 @@ def judge_edges(ctx: Context, session: Session, written: Written, record: Checkp
             revoked.append((action, precondition, granted, ended))
         elif granted < lo and not gap_inside:
             outside.append((action, precondition, granted, 0))
-    own = written.position
     if unknown and not gap_before:
-        _blame_edges(ctx, session, written, "edge_hallucinated", unknown, [own])
-    if revoked:
-        _blame_edges(ctx, session, written, "edge_revoked", revoked, [own])
-    if outside:
-        _blame_edges(ctx, session, written, "edge_out_of_range", outside, [own])
+        _blame_edges(ctx, session, written, "edge_hallucinated", unknown)
+    _blame_edges(ctx, session, written, "edge_revoked", revoked)
+    _blame_edges(ctx, session, written, "edge_out_of_range", outside)
     if record.asserted_edges is not None:
-        dropped = []
-        for edge in _granted_in(frontier, max(lo, kept_from), hi):
-            granted, ended = state_at(edge, hi)
-            if not ended and (edge.action, edge.precondition) not in asserted:
-                dropped.append((edge.action, edge.precondition, granted, 0))
-        if dropped:
-            _blame_edges(ctx, session, written, "edge_dropped", dropped, [own])
+        _judge_dropped(ctx, session, written, frontier, asserted, max(lo, kept_from))
+    _judge_verifiable(ctx, session, written, record, kept_from, gap_inside, gap_before if unknown else 0, unknown)
 
+
+def _judge_dropped(
+    ctx: Context, session: Session, written: Written, frontier: Frontier, asserted: dict[RecordEdge, None], lo: int
+) -> None:
+    """Judge whether a checkpoint leaves out an edge that its range granted and that is effective at its end."""
+    dropped = []
+    for edge in _granted_in(frontier, lo, written.hi):
+        granted, ended = state_at(edge, written.hi)
+        if not ended and (edge.action, edge.precondition) not in asserted:
+            dropped.append((edge.action, edge.precondition, granted, 0))
+    _blame_edges(ctx, session, written, "edge_dropped", dropped)
+
+
+def _judge_verifiable(
+    ctx: Context,
+    session: Session,
+    written: Written,
+    record: Checkpoint,
+    kept_from: int,
+    gap_inside: int,
+    gap_before: int,
+    unknown: list[tuple[str, str, int, int]],
+) -> None:
+    """Judge whether what a checkpoint asserts can be verified at all."""
+    lo, hi = written.lo, written.hi
     reasons: dict[str, object] = {}
-    witness = [own]
+    witness = [written.position]
     if record.asserted_edges is None:
         reasons["edges"] = "not asserted"
-    implicit = _first_in(frontier.implicit, lo, hi)
-    if implicit:
+    if implicit := _first_in(session.frontier.implicit if session.frontier else None, lo, hi):
         reasons["authorization_not_explicit"] = implicit
         witness.append(implicit)
     if gap_inside:
         reasons["missing_in_range"] = gap_inside
-    if unknown and gap_before:
+    if gap_before:
         reasons["missing_before_the_end"] = gap_before
         reasons["edges_not_found"] = [{"action_id": a, "precondition_id": p} for a, p, _, _ in unknown]
-    if gap_after:
+    if gap_after := missing_in(session, hi + 1, max(session.applied, session.order.awaited)):
         reasons["missing_after_range"] = gap_after
     if lo < kept_from:
         reasons["kept_from"] = kept_from
@@ -172,8 +208,12 @@ def judge_staleness(ctx: Context, session: Session, written: Written) -> None:
         )
 
 
-def judge_gap(ctx: Context, session: Session, first: int, last: int) -> None:
-    """Judge the newest checkpoint when positions after its range turn out to be missing."""
+def judge_gap(ctx: Context, session: Session, first: int, last: int, at: int | None = None) -> None:
+    """Judge the newest checkpoint when positions after its range turn out to be missing.
+
+    Args:
+        at: the position to report it at; None: the first of them.
+    """
     tree = session.tree
     if tree is None or tree.newest is None:
         return
@@ -186,7 +226,7 @@ def judge_gap(ctx: Context, session: Session, first: int, last: int) -> None:
             "frontier_unverified",
             witness=[newest.position],
             evidence={"reasons": {"missing_after_range": position}},
-            position=position,
+            position=position if at is None else at,
         )
 
 
@@ -250,7 +290,20 @@ def _granted_at(pair: tuple[int, int]) -> int:
     return pair[0]
 
 
-def _grant(frontier: Frontier, action: str, precondition: str, position: int) -> int:
+def _frontier(session: Session) -> Frontier:
+    if session.frontier is None:
+        session.frontier = Frontier()
+    return session.frontier
+
+
+def _end(frontier: Frontier, edge: Edge, position: int) -> None:
+    edge.ended, edge.left = position, 0
+    held = frontier.actions[edge.action]
+    if type(held) is Fan:
+        del held.live[edge.precondition]
+
+
+def _granted(frontier: Frontier, action: str, precondition: str, position: int) -> int:
     edges = frontier.edges
     held = frontier.actions.get(action)
     if held is None:
@@ -314,13 +367,12 @@ def _first_in(positions: list[int] | None, lo: int, hi: int) -> int:
 
 
 def _blame_edges(
-    ctx: Context,
-    session: Session,
-    written: Written,
-    rule: str,
-    edges: list[tuple[str, str, int, int]],
-    witness: list[int],
+    ctx: Context, session: Session, written: Written, rule: str, edges: list[tuple[str, str, int, int]]
 ) -> None:
+    """Report a rule that some of a checkpoint's edges break, if any does: (action, precondition, granted, ended)."""
+    if not edges:
+        return
+    witness = [written.position]
     listed = []
     for action, precondition, granted, ended in edges:
         entry: dict[str, object] = {"action_id": action, "precondition_id": precondition}

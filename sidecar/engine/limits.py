@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
 from msgspec import Struct
 
@@ -29,11 +30,14 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Bound the waiting and the memory of the fold.
 
     `max_waiting` (records a session holds back) and `max_wait` (seconds) bound the wait for a missing position.
+    `midstream` says what a session is whose beginning is not in the log: `skip` leaves it unjudged until a baseline,
+    `judge` counts what came before as missing.
     `checkpoints`, `positions`, `nodes` (generations) and `calls` are kept per session; forgetting fails closed.
     """
 
     max_waiting: int = 4096
     max_wait: float = 5.0
+    midstream: Literal["skip", "judge"] = "skip"
     checkpoints: int = 1024
     positions: int = 1_000_000
     nodes: int = 4096

@@ -5,12 +5,13 @@ what the next turn needs; everything else fails closed into reconciliation.
 """
 
 from sidecar.engine import floors, frontier, referents, retention
-from sidecar.engine.context import Context, moment
+from sidecar.engine.context import INFERRED, Context, moment
 from sidecar.engine.state import (
     AHEAD,
     CRITICAL,
     ERROR,
     SAID_MISMATCH,
+    UNVERIFIED,
     Call,
     Recovery,
     Session,
@@ -118,6 +119,8 @@ def check_point(ctx: Context, session: Session, record: Checkpoint) -> None:
     tree.candidates.append(written.id)
     tree.newest = tree.in_force = written.id
     find_basis(tree, written)
+    if record.inferred:
+        written.flags |= UNVERIFIED
     if _ahead(session, record):
         written.flags |= AHEAD
         ctx.blame_checkpoint(
@@ -127,14 +130,14 @@ def check_point(ctx: Context, session: Session, record: Checkpoint) -> None:
             witness=[written.position],
             evidence={"frontier_hi": written.hi},
         )
-    else:
+    elif not record.inferred:
         frontier.judge_edges(ctx, session, written, record)
     frontier.judge_staleness(ctx, session, written)
     _judge_generation(ctx, session, tree, written)
     _judge_completeness(ctx, session, tree, written)
     _come_into_force(ctx, session, tree, written)
-    if session.halts and checkpoint_status(session, tree, written) == "verified":
-        clear_halts(ctx, session, dict.fromkeys(session.halts))
+    if (session.halts or session.unread) and checkpoint_status(session, tree, written) == "verified":
+        clear_halts(ctx, session, session.halts)
     if len(tree.checkpoints) > ctx.limits.checkpoints:
         forget_checkpoint(tree, next(iter(tree.checkpoints.values())))
 
@@ -162,18 +165,19 @@ def resume(ctx: Context, session: Session, record: Resume) -> None:
         newest = tree.checkpoints[tree.newest] if tree.newest is not None else None
         if newest is not None:
             _come_into_force(ctx, session, tree, newest)
-    if status != "verified":
+    safe = status == "verified" or (written is not None and _replayed(session, tree, written, status, record))
+    if not safe:
         ctx.report(
             session,
             "resumed_unverified",
             record.checkpoint_id,
             (moment(session),),
             witness=[written.position if written else 0, session.applied],
-            evidence={"status": status},
+            evidence={"status": status} | ({"replayed_to": record.replayed_to} if record.replayed_to else {}),
         )
     if written is not None and missing:
         _report_missing(ctx, session, written, missing)
-    recovery.awaiting = status != "verified" or bool(missing)
+    recovery.awaiting = not safe or bool(missing)
     if not recovery.awaiting:
         clear_halts(ctx, session, session.by_resume)
 
@@ -196,10 +200,10 @@ def call_returned(ctx: Context, session: Session, record: ToolResult) -> None:
     calls = recovery.calls
     if calls is None:
         calls = recovery.calls = {}
-    handle, key = record.handle, record.call_key
+    handle, key, stated = record.handle, record.call_key, not record.inferred
     call = calls.pop(key, None)
     if call is None:
-        calls[key] = Call(handle, recovery.reconciles, session.applied, resumes=recovery.resumes)
+        calls[key] = Call(handle, recovery.reconciles, session.applied, resumes=recovery.resumes, stated=stated)
         if len(calls) > ctx.limits.calls:
             del calls[next(iter(calls))]
         return
@@ -207,7 +211,7 @@ def call_returned(ctx: Context, session: Session, record: ToolResult) -> None:
     if call.resumes != recovery.resumes:
         fresh = call.reconciles == recovery.reconciles_at_resume
         call.before = call.handle if fresh else None
-        call.before_position = call.position
+        call.before_position, call.before_stated = call.position, call.stated
         call.resumes = recovery.resumes
         call.said = None
     if call.before is not None and call.before != handle and recovery.reconciles == recovery.reconciles_at_resume:
@@ -222,11 +226,14 @@ def call_returned(ctx: Context, session: Session, record: ToolResult) -> None:
                 (recovery.resumes, handle),
                 witness=[call.before_position, recovery.resumed_at, session.applied],
                 evidence={"handle_before": call.before, "handle": handle},
+                **({} if stated and call.before_stated else INFERRED),
             )
     if call.reconciles != recovery.reconciles:
-        call.handle, call.reconciles = handle, recovery.reconciles
-    elif call.handle != handle:
-        call.handle = None
+        call.handle, call.reconciles, call.stated = handle, recovery.reconciles, stated
+    else:
+        call.stated |= stated
+        if call.handle != handle:
+            call.handle = None
     call.position = session.applied
 
 
@@ -241,6 +248,13 @@ def _ahead(session: Session, record: Summary | Checkpoint) -> bool:
     if record.seq is not None:
         return record.frontier_hi >= record.seq
     return record.as_of_seq is not None and record.frontier_hi > record.as_of_seq
+
+
+def _replayed(session: Session, tree: Tree, written: Written, status: str, record: Resume) -> bool:
+    """Tell whether the log after a stale checkpoint was replayed far enough to go on from it."""
+    to, own = record.replayed_to or 0, record.seq or session.applied
+    latest = session.frontier.latest if session.frontier is not None else 0
+    return status == "stale" and latest <= to < own and taken(tree, written.node_id) == written.generation
 
 
 def _come_into_force(ctx: Context, session: Session, tree: Tree, written: Written) -> None:

@@ -384,9 +384,20 @@ _ALL = (
         severity="error",
         disposition="unverified",
         texts=("causal-frontier",),
-        meaning="A log position is missing.",
-        why="It may have held an authorization or a revocation; what depends on it cannot be verified.",
-        remedy="Find the producer that lost the record; a checkpoint written after the gap is judged anew.",
+        meaning="Log positions are missing.",
+        why="One of them may have held an authorization or a revocation; what depends on them cannot be verified.",
+        remedy="Find the producer that lost the records; a checkpoint written after the gap is judged anew.",
+    ),
+    Rule(
+        name="session_joined",
+        family="order",
+        subject="session",
+        severity="warning",
+        disposition="unverified",
+        texts=("causal-frontier",),
+        meaning="The beginning of the session is not in the log, so nothing is judged until a baseline comes.",
+        why="What was granted, revoked or forbidden before is unknown, so every verdict would be a guess.",
+        remedy="Publish a `baseline` record that states what holds now; the session is judged from there.",
     ),
 )
 

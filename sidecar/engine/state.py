@@ -14,6 +14,7 @@ from sidecar.protocol.outputs import Source
 from sidecar.protocol.records import (
     Action,
     Authorization,
+    Baseline,
     Checkpoint,
     Constraint,
     Fact,
@@ -37,6 +38,7 @@ Known = (
     | Constraint
     | Fact
     | ToolResult
+    | Baseline
     | Summary
     | Checkpoint
     | Resume
@@ -56,12 +58,19 @@ def _numbers() -> "array[int]":
 
 
 class Held(Struct, array_like=True, gc=False):
-    """Hold back a record for a missing position; `record` is None for an opaque or an unreadable one."""
+    """Hold back a record for a missing position; `record` is None for an opaque or an unreadable one.
+
+    `key` and `value` are the message itself, kept only while its session has no tenant yet: the record may turn out
+    to be another tenant's, and is then a dead letter.
+    """
 
     record: Known | None
     digest: int
     source: Source | None
     unreadable: bool = False
+    tenant: str | None = None
+    key: bytes | None = None
+    value: bytes | None = None
 
 
 class Unplaced(Struct, array_like=True, gc=False, order=True):
@@ -73,6 +82,8 @@ class Unplaced(Struct, array_like=True, gc=False, order=True):
     record: Known
     source: Source | None
     since: float
+    key: bytes | None = None
+    value: bytes | None = None
 
 
 class Order(Struct, array_like=True):
@@ -93,13 +104,17 @@ class Order(Struct, array_like=True):
 
 
 class Edge(Struct, array_like=True, gc=False):
-    """Keep one granted edge: its latest grant and that one's end (0: none), and the earlier pairs of them."""
+    """Keep one granted edge: its latest grant and that one's end (0: none), and the earlier pairs of them.
+
+    `left` counts the uses that are left of the latest grant; 0: it has no limit (or has ended).
+    """
 
     action: str
     precondition: str
     granted: int
     ended: int = 0
     past: list[tuple[int, int]] | None = None
+    left: int = 0
 
     @property
     def first(self) -> int:
@@ -132,6 +147,7 @@ class Generation(Struct, array_like=True):
     `held` counts how often it stands in the basis of the checkpoint in force: once for being its root,
     once for each held generation built from it.
     `lost` counts its referents that are unreachable now, while it is newest or held.
+    `inherited` are the ranges, as pairs of positions, of what it was built from, where they reach beyond its own.
     """
 
     id: int
@@ -157,6 +173,7 @@ class Generation(Struct, array_like=True):
     reported: dict[str, None] | None = None
     own: int = 0
     below: int = 0
+    inherited: list[tuple[int, int]] | None = None
 
 
 class Node(Struct, array_like=True, gc=False):
@@ -215,6 +232,7 @@ class Stated(Struct, array_like=True, gc=False):
     retired: bool = False
     anchor: str = ""
     floor: int | None = None
+    inferred: bool = False
 
 
 class Floors(Struct, array_like=True):
@@ -225,7 +243,10 @@ class Floors(Struct, array_like=True):
 
 
 class Call(Struct, array_like=True, gc=False):
-    """Keep what a call returned since the last reconcile (None: several handles), and before the last resume."""
+    """Keep what a call returned since the last reconcile (None: several handles), and before the last resume.
+
+    `stated` and `before_stated`: some result that counts there was not inferred.
+    """
 
     handle: str | None
     reconciles: int
@@ -234,6 +255,8 @@ class Call(Struct, array_like=True, gc=False):
     before_position: int = 0
     resumes: int = 0
     said: dict[str, None] | None = None
+    stated: bool = True
+    before_stated: bool = True
 
 
 class Recovery(Struct, array_like=True):
@@ -274,6 +297,9 @@ class Session(Struct, array_like=True):
     `origin`: the last tenant, agent and model that compaction records gave; `tallies`: what survived its summaries.
     `status`, `changed` and `seen` serve whoever keeps many sessions: the status last counted, whether anything came
     since the last snapshot, and when. `in_force`: the status of the checkpoint in force when that was last looked at.
+    `tenant`: whose session it is. `unjudged`: it was joined midstream, and no baseline has come. `baseline`: the
+    position that it is judged from; 0: from its beginning. `unread`: a record of it could not be read, and nothing is
+    known of its position. `stub`: what it was has been forgotten, except that it must not be permitted anything.
     """
 
     session_id: str
@@ -296,6 +322,11 @@ class Session(Struct, array_like=True):
     origin: tuple[str | None, str | None, str | None] | None = None
     tallies: list[Tally] | None = None
     in_force: str = ""
+    tenant: str | None = None
+    unjudged: bool = False
+    baseline: int = 0
+    unread: bool = False
+    stub: bool = False
 
 
 def _encode(value: Any) -> Any:

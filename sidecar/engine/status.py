@@ -1,11 +1,12 @@
 """Status of checkpoints and sessions, and the halts that follow from findings (protocol: "Status and halts")."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import msgspec
 
-from sidecar.engine.context import Context, missing_in, stable_id
+from sidecar.engine.context import Context, stable_id
+from sidecar.engine.missing import missing_in
 from sidecar.engine.rules import HALTING
 from sidecar.engine.state import (
     CRITICAL,
@@ -22,7 +23,7 @@ from sidecar.engine.tree import newest_of, taken, unreachable_below
 from sidecar.protocol.outputs import CheckpointState, Finding, Halt, SessionRecord, Source, Survival
 from sidecar.protocol.records import Record
 
-STATUSES = ("uncompacted", "verified", "stale", "unverified", "degraded", "lossy", "corrupt")
+STATUSES = ("uncompacted", "verified", "stale", "unjudged", "unverified", "degraded", "lossy", "corrupt")
 """Every status of a session, from best to worst."""
 
 DEGRADED = frozenset(("corrupt", "lossy", "degraded", "unverified"))
@@ -32,9 +33,13 @@ LASTING = DEGRADED | {"stale"}
 """The statuses of which it matters how long they last."""
 
 _HEALTHY = frozenset(("uncompacted", "verified", "stale", "unverified"))
-LISTED = 1000
+LISTED = 32
 """How many open halts a halt record lists at most (the newest): a session that only ever halts must not outgrow it."""
+OPEN = 1024
+"""How many halts of a session are open at most before those that would open and clear with another are left out."""
 _BY_RECONCILE = frozenset(("resumed_unverified", "action_on_degraded"))
+_NEEDS_SEQ = frozenset(("action_unauthorized", "action_on_degraded", "log_conflict"))
+"""The rules whose halts only a record with a `seq` clears: who has no place in the log cannot vouch for it."""
 _DEAD = CRITICAL | ERROR | UNVERIFIED | FORGOTTEN
 
 
@@ -68,12 +73,22 @@ def status_in_force(session: Session) -> str:
     return "unverified" if session.order.missing_lo or session.lost else "uncompacted"
 
 
+def must_refuse(session: Session) -> bool:
+    """Tell whether a session has to go on being refused, so that it must not be forgotten altogether."""
+    awaiting = session.recovery is not None and session.recovery.awaiting
+    if session.halts or awaiting or session.lost or session.unread:
+        return True
+    return session_status(session) in ("degraded", "lossy", "corrupt")
+
+
 def session_status(session: Session, in_force: str | None = None) -> str:
     """Return the status of a session: that of its checkpoint in force, but degraded at least while halted.
 
     Args:
         in_force: what `status_in_force` says, where that has been asked already.
     """
+    if session.unjudged:
+        return "unjudged"
     status = in_force or status_in_force(session)
     return "degraded" if session.halts and status in _HEALTHY else status
 
@@ -116,16 +131,21 @@ def _listed(halts: dict[str, OpenHalt]) -> list[str]:
     return list(halts) if len(halts) <= LISTED else list(islice(reversed(halts), LISTED))[::-1]
 
 
-def clear_halts(ctx: Context, session: Session, clearable: dict[str, None] | None) -> None:
-    """Clear open halts.
+def clear_halts(ctx: Context, session: Session, clearable: Mapping[str, object] | None) -> None:
+    """Clear open halts, and the mark that a record of the session could not be read.
 
     Args:
         clearable: which, by id; all that are open if it is the session's `halts`.
     """
+    has_seq = session.order.moment is None
+    if has_seq and clearable is not session.by_resume:
+        session.unread = False
     halts = session.halts
     if not halts or not clearable:
         return
     for halt_id in list(clearable):
+        if not has_seq and not _NEEDS_SEQ.isdisjoint(halts[halt_id].reason):
+            continue
         halt = halts.pop(halt_id)
         for index in (session.by_reconcile, session.by_resume):
             index.pop(halt_id, None)
@@ -162,12 +182,21 @@ def open_halt(ctx: Context, session: Session, findings: Sequence[Finding], posit
         checkpoint_id=about if about is not None else tree.in_force if tree else None,
         finding_ids=finding_ids,
     )
-    if all(f.disposition == "reconcile" or f.rule in _BY_RECONCILE for f in halting):
-        session.by_reconcile[halt.id] = None
-    if all(f.subject.type == "checkpoint" for f in halting):
-        session.by_resume[halt.id] = None
+    by_reconcile = all(f.disposition == "reconcile" or f.rule in _BY_RECONCILE for f in halting)
+    by_resume = all(f.subject.type == "checkpoint" for f in halting)
     if session.halts is None:
         session.halts = {}
+    elif len(session.halts) >= OPEN and any(
+        other.reason == reason
+        and (other.id in session.by_reconcile) == by_reconcile
+        and (other.id in session.by_resume) == by_resume
+        for other in reversed(session.halts.values())
+    ):
+        return  # the other one is cleared by whatever would clear this one
+    if by_reconcile:
+        session.by_reconcile[halt.id] = None
+    if by_resume:
+        session.by_resume[halt.id] = None
     session.halts[halt.id] = halt
     ctx.halts.append(
         Halt(
@@ -180,7 +209,7 @@ def open_halt(ctx: Context, session: Session, findings: Sequence[Finding], posit
             finding_ids=finding_ids,
             open_halts=_listed(session.halts),
             reexpand_from=reexpand.id if reexpand else None,
-            replay_from=reexpand.hi + 1 if reexpand else 1,
+            replay_from=max(reexpand.hi + 1 if reexpand else 1, session.baseline),
         )
     )
 

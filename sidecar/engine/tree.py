@@ -8,6 +8,7 @@ flags of a generation's whole basis, marked upward when a finding is made.
 from collections.abc import Iterable
 
 from sidecar.engine.context import Context, mark_upward
+from sidecar.engine.ranges import inherited
 from sidecar.engine.state import FORGOTTEN, Generation, Node, Session, Tree, Written
 from sidecar.protocol.records import Summary
 
@@ -64,6 +65,7 @@ def commit(ctx: Context, session: Session, tree: Tree, record: Summary, partial:
         constraints=record.negative_constraints or (),
         facts=record.facts or None,
         built_from=[child.id for child in children],
+        inherited=inherited(record.frontier_lo, record.frontier_hi, children),
     )
     tree.generations[generation.id] = generation
     for child in children:

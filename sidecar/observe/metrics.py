@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from sidecar import __version__
 from sidecar.engine.fold import Outcome
-from sidecar.engine.sequence import Counters
+from sidecar.engine.waits import Counters
 from sidecar.observe.catalogue import (
     COMMIT_LABELS,
     FINDING_LABELS,

@@ -24,6 +24,7 @@ Code = Literal[
     "checkpoint_in_force",
     "checkpoint",
     "log_incomplete",
+    "unjudged",
     "unknown_session",
     "unknown_node",
     "restoring",
@@ -96,6 +97,7 @@ class ResumeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     session_id: Name
     checkpoint_id: Name
     deps: Names = field(default_factory=list)
+    replayed_to: Applied | None = None
     min_seq: Applied | None = None
 
 
@@ -254,6 +256,7 @@ class SessionView(Struct, kw_only=True):
     position: int
     awaiting: bool
     waiting: int
+    unread: bool
     missing: list[tuple[int, int]]
     checkpoint_in_force: CheckpointView | None
     checkpoints: list[str]

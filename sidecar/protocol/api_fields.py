@@ -11,6 +11,9 @@ API_FIELDS: dict[str, str] = {
     "waits for it (`guard.max_wait`), and refuses if it does not come.",
     "AuthorizeRequest.checkpoint_id": "The checkpoint that the agent went on from; it must be verified then.",
     "ResumeRequest.checkpoint_id": "The checkpoint to resume from.",
+    "replayed_to": "The log position up to which the log is replayed on top of the checkpoint; absent: none.",
+    "unread": "Whether a record of the session could not be read and its position is unknown: it may have been a "
+    "revocation. A `reconcile` with a `seq`, or a verified checkpoint, clears it.",
     "deps": "The references that the next turn needs.",
     "GcRequest.node_ids": "The nodes that are to be reclaimed.",
     "kind": "May be left out; `summary`.",

@@ -115,7 +115,7 @@ class SessionRecord(Struct, kw_only=True):
 
     session_id: str
     position: int
-    status: Literal["uncompacted", "verified", "stale", "unverified", "degraded", "lossy", "corrupt"]
+    status: Literal["uncompacted", "verified", "stale", "unjudged", "unverified", "degraded", "lossy", "corrupt"]
     awaiting: bool
     open_halts: list[str]
     checkpoint: CheckpointState | None
