@@ -18,11 +18,12 @@ import msgspec
 from msgspec import Raw, Struct
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from sidecar.engine.fold import STATE_VERSION
+from sidecar.engine.fold import STATE_VERSION, STATES_READ
 from sidecar.engine.state import Frozen
 
 FORMAT = 1
 VERSION = FORMAT * 1000 + STATE_VERSION
+_READ = frozenset(FORMAT * 1000 + version for version in STATES_READ)
 """The version of a record: of its layout (thousands) and of the engine's state in it."""
 
 MARKER_KEY = b"marker"
@@ -251,7 +252,7 @@ class Codec:
 
 
 def _check_version(version: object) -> None:
-    if version != VERSION:
+    if version not in _READ:
         raise Unusable(f"it has version {version!r}; this program reads version {VERSION}")
 
 

@@ -15,7 +15,7 @@ import pytest
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 import sidecar
-from sidecar.engine.fold import STATE_VERSION, Engine, UnknownState
+from sidecar.engine.fold import STATE_VERSION, STATES_READ, Engine, UnknownState
 from sidecar.files.store import StateError, Store
 from sidecar.files.watch import watch
 from sidecar.tail.envelope import VERSION
@@ -25,6 +25,8 @@ from tests.kafka.tail_support import until
 from tests.ops.keep_state import DATA, GROUP, NUMBER, PARTITIONS, POSITIONS, TOPICS, arrivals, said, verdict
 
 ROOT = Path(__file__).parents[2]
+# What is judged otherwise since then: a run of missing positions has one finding (record protocol 1.1).
+CHANGED = {"log_gap c80aadcdf32d14008a447c1dfb87ac77"}
 KEPT = sorted(path.parent for path in DATA.glob("*/kept.json"))
 
 pytestmark = pytest.mark.parametrize("folder", KEPT, ids=lambda path: path.name)
@@ -32,6 +34,7 @@ pytestmark = pytest.mark.parametrize("folder", KEPT, ids=lambda path: path.name)
 
 def kept(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "kept.json").read_text(encoding="utf-8"))
+    found["expected"]["findings"] = [f for f in found["expected"]["findings"] if f not in CHANGED]
     return found
 
 
@@ -105,7 +108,7 @@ async def test_a_watch_goes_on_where_the_earlier_version_stood(folder: Path, tmp
 
 def test_another_version_is_refused_and_it_is_said_what_to_do(folder: Path, tmp_path: Path) -> None:
     version, *rest = msgspec.msgpack.decode((folder / "engine.bin").read_bytes())
-    assert version == STATE_VERSION
+    assert version in STATES_READ
     newer = msgspec.msgpack.encode((STATE_VERSION + 1, *rest))
     with pytest.raises(UnknownState, match=f"version {STATE_VERSION + 1}; this program reads version {STATE_VERSION}"):
         Engine.load(newer)
@@ -119,7 +122,7 @@ def test_snapshots_of_another_version_are_refused_by_offset_and_reason(folder: P
     records = kept(folder)["snapshots"]
     key, value = (base64.b64decode(part) for part in records[0])
     body = msgspec.msgpack.decode(value[8:])
-    assert body[0] == VERSION
+    assert body[0] in (VERSION, VERSION - STATE_VERSION + 1)
     other = msgspec.msgpack.encode([VERSION + 1, *body[1:]])
     sealed = xxh3_64_digest(other, xxh3_64_intdigest(key)) + other
     changed = [[records[0][0], base64.b64encode(sealed).decode()], *records[1:]]
