@@ -4,6 +4,9 @@ A record is decoded generically first: its digest has to cover every field, also
 here knows, and has to be the same for the same content however it was written (key order, `null`).
 """
 
+import json
+import re
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -76,17 +79,20 @@ def decode(raw: bytes | None) -> tuple[Record, int]:
         raise Unreadable(f"expected a JSON object, got {_json_type(fields)}")
     if len(raw) > 2 * MAX_DEPTH and raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _deeper(fields, MAX_DEPTH):
         raise _beyond_limits(raw, _TOO_DEEP)
+    written = len(fields)
     if not all(fields.values()):  # a quick "nothing absent here" for most records
         values = fields.values()
         if None in values or "" in values:
             fields = {k: v for k, v in fields.items() if v is not None and not (v == "" and k in _IDS)}
     if "as_of_seq" in fields and "seq" in fields:
         del fields["as_of_seq"]
+    dropped = written - len(fields)
     kind: Any = fields.get("kind")
     if kind == "summary":
         for name in ("facts", "retention"):
             if type(inner := fields.get(name)) is dict and None in inner.values():
                 fields[name] = {k: v for k, v in inner.items() if v is not None}
+                dropped += len(inner) - len(fields[name])
     try:
         cls, check = _KINDS.get(kind, _OPAQUE)
         if cls is Opaque and type(kind) is not str:
@@ -94,15 +100,58 @@ def decode(raw: bytes | None) -> tuple[Record, int]:
         record: Record = _convert(fields, cls)
     except TypeError:
         problem = "the field `kind` is missing" if kind is None else "`kind` must be a string"
-        raise _unreadable_fields(fields, problem) from None
+        raise _unreadable_fields(raw, fields, problem) from None
     except msgspec.ValidationError as error:
         if "ts" not in fields or is_timestamp(fields["ts"]):
-            raise _unreadable_fields(fields, error) from None
+            raise _unreadable_fields(raw, fields, error) from None
+        _refuse_repeated_keys(raw)  # what is encoded anew has each key once
         del fields["ts"]
         return decode(msgspec.json.encode(fields))
     if check is not None and (wrong := check(record)):
-        raise _unreadable_fields(fields, wrong)
-    return record, xxh3_64_intdigest(_canonical(fields))
+        raise _unreadable_fields(raw, fields, wrong)
+    canonical = _canonical(fields)
+    # Unless one is escaped (`\\u003a`), a colon in the one is a colon in the other; else the keys are counted.
+    if b"\\u003" in raw or raw.count(b":") != canonical.count(b":") + dropped:
+        _refuse_repeated_keys(raw)
+    return record, xxh3_64_intdigest(canonical)
+
+
+_KEY = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?', re.DOTALL)
+
+
+def _refuse_repeated_keys(raw: bytes) -> None:
+    """Refuse an object that has a key twice: two readers may take different ones.
+
+    Raises:
+        Unreadable: there is one.
+    """
+    if sum(map(bool, _KEY.findall(raw))) == _count_keys(_parse(raw)):
+        return
+    repeated: list[str] = []
+    top: list[str] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        top[:] = [key for key, _ in pairs]  # the outermost object comes last
+        repeated.extend(key for key, count in Counter(top).items() if count > 1)
+        return dict(pairs)
+
+    fields = json.loads(raw, object_pairs_hook=look)
+    unclear = {key for key in ("session_id", "seq") if top.count(key) > 1}
+    where = _position(*(None if key in unclear else fields.get(key) for key in ("session_id", "seq")))
+    raise Unreadable(f"the key {repeated[0]!r} is there twice", *where)
+
+
+def _count_keys(value: Any) -> int:
+    count, todo = 0, [value]
+    while todo:
+        inner = todo.pop()
+        if type(inner) is dict:
+            count += len(inner)
+            inner = inner.values()
+        elif type(inner) is not list:
+            continue
+        todo += [v for v in inner if type(v) is dict or type(v) is list]
+    return count
 
 
 def _range(record: Any) -> str | None:
@@ -162,7 +211,8 @@ def _deeper(value: Any, levels: int) -> bool:
     return True
 
 
-def _unreadable_fields(fields: dict[str, Any], error: object) -> Unreadable:
+def _unreadable_fields(raw: bytes, fields: dict[str, Any], error: object) -> Unreadable:
+    _refuse_repeated_keys(raw)  # or its position could be another one
     return Unreadable(str(error), *_position(fields.get("session_id"), fields.get("seq")))
 
 
