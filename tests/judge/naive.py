@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 MAX_INTEGER = 2**61 - 1
 REMEMBERED = 1024  # positions, or records without seq, whose content is still compared
@@ -36,8 +36,9 @@ class Found:
     """A finding, as far as it can be compared.
 
     `detail` is the evidence that tells it from another one of the same rule and subject: the referent,
-    constraint or fact, the dep, the handle, the edges (sorted, "action<-precondition,..."), the generation
-    of any other rule about a node; else empty. Two generations of a node can lose the same referent at the
+    constraint or fact, the dep, the handle, the edges (sorted, "action<-precondition,..."), the last position
+    of a run that is missing (empty where it is one), the generation of any other rule about a node; else empty.
+    Two generations of a node can lose the same referent at the
     same position: these are two findings, and look the same here.
     """
 
@@ -46,6 +47,7 @@ class Found:
     subject_id: str
     position: int
     detail: str
+    severity: str
 
 
 @dataclass
@@ -189,7 +191,7 @@ _RANGE: dict[str, Check] = {"frontier_lo": _from_1, "frontier_hi": _from_1}
 
 # kind -> (the required fields, the known ones)
 KINDS: Mapping[str, tuple[Sequence[str], Mapping[str, Check]]] = {
-    "authorization": ((), {"action_id": _text, "precondition_id": _text}),
+    "authorization": ((), {"action_id": _text, "precondition_id": _text, "uses": _from_1}),
     "revocation": (("action_id",), {"action_id": _text, "precondition_id": _text}),
     "action": (("action_id",), {"action_id": _text, "irreversible": _flag}),
     "referent_added": (("referent_id",), {"referent_id": _text, "store": _one_of("live", "durable")}),
@@ -201,13 +203,18 @@ KINDS: Mapping[str, tuple[Sequence[str], Mapping[str, Check]]] = {
             "polarity": _one_of("negative", "positive"),
             "text": _text,
             "retired": _flag,
+            "inferred": _flag,
         },
     ),
     "fact": (
         ("fact_id", "anchor"),
-        {"fact_id": _text, "anchor": _non_empty, "floor_tokens": _from_0, "text": _text},
+        {"fact_id": _text, "anchor": _non_empty, "floor_tokens": _from_0, "text": _text, "inferred": _flag},
     ),
-    "tool_result": (("call_key", "handle"), {"call_key": _text, "handle": _text, "referents": _ids}),
+    "tool_result": (
+        ("call_key", "handle"),
+        {"call_key": _text, "handle": _text, "referents": _ids, "inferred": _flag},
+    ),
+    "baseline": ((), {"edges": _edges, "live": _ids, "durable": _ids, "negative_constraints": _ids}),
     "summary": (
         ("node_id", "generation", "level", "frontier_lo", "frontier_hi"),
         {
@@ -241,9 +248,10 @@ KINDS: Mapping[str, tuple[Sequence[str], Mapping[str, Check]]] = {
             **_RANGE,
             "asserted_edges": _edges,
             "verbatim_refs": _ids,
+            "inferred": _flag,
         },
     ),
-    "resume": (("checkpoint_id",), {"checkpoint_id": _text, "deps": _ids}),
+    "resume": (("checkpoint_id",), {"checkpoint_id": _text, "deps": _ids, "replayed_to": _from_1}),
     "reconcile": (("decision",), {"decision": _one_of("replay", "accept_divergence")}),
     "gc": (("node_ids",), {"node_ids": _ids}),
     "probe": (
@@ -351,12 +359,19 @@ def read(line: bytes) -> Record:
 
 @dataclass(eq=False)
 class Step:
-    """One thing that the fold of a session meets."""
+    """One thing that the fold of a session meets.
 
-    what: str  # "record", "missing" (a position), "conflict" (another record for a position), "end"
-    position: int  # the log position; of a record without seq: where it was judged
+    `what` is "record"; "baseline" (one that is taken: any other is a record like all that are opaque); "missing"
+    (a run of positions); "conflict" (another record for a position); "joined" (the session begins midstream);
+    "end".
+    """
+
+    what: str
+    position: int  # of a record its place in the log (without seq: where it was judged); of a run its first
     record: Record | None = None
     awaited: range = range(0)  # of a record without seq past the bound: the positions that never came
+    last: int = 0  # of a run of missing positions, and of one in conflict: its last
+    applied: int = 0  # how far the log was applied when this came up
     index: int = -1  # the place in the fold's order: what "before" and "after" mean
 
     @property
@@ -372,79 +387,155 @@ class Step:
         return self.record.fields.get(name, default)
 
 
-class Log:
-    """Puts what arrives of one session into the order of the fold, as a list of steps."""
+Midstream = Literal["skip", "judge"]
 
-    def __init__(self, max_waiting: int | None) -> None:
+
+class Log:
+    """Puts what arrives of one session into the order of the fold, as a list of steps.
+
+    What has no say in any verdict makes no step: all that comes while the session is unjudged.
+    """
+
+    def __init__(self, max_waiting: int | None, midstream: Midstream, remembered: int) -> None:
         self.max_waiting = max_waiting
+        self.midstream = midstream
+        self.remembered = remembered
         self.position = 0
         self.steps: list[Step] = []
-        self.contents: dict[int, str | None] = {}  # of every position applied; None: missing
-        self.waiting: dict[int, Record | None] = {}  # None: what came for it cannot be read
-        self.conflicts: set[int] = set()  # positions with a conflict, found or (while waiting) to be found
+        self.contents: dict[int, str] = {}  # of every position applied that was not missing then
+        self.gaps: list[range] = []  # the positions that are missing: given up, unreadable, refused, contested
+        self.waiting: dict[int, Record | None] = {}  # None: what came for it cannot be read, or is refused
+        self.contested: set[int] = set()  # positions with a conflict, found or (while waiting) to be found
         self.unsequenced: list[Record] = []  # waiting, in order of arrival
         self.unsequenced_contents: list[str] = []
+        self.tenant: str | None = None
+        self.unjudged = False
+        self.baseline = 0  # the position of the one that was taken; 0: none was
+        self.refused = 0
         self.duplicates = 0
         self.late = 0
 
     def arrive(self, record: Record) -> None:
-        if record.seq is None:
+        if self._is_foreign(record):  # where the tenant is known only later, it is refused when its turn comes
+            self.refused += 1
+            if record.seq is not None:
+                self.arrive_unreadable(record.seq)
+        elif record.seq is None:
             self._arrive_without_seq(record)
-        elif record.seq in self.contents:
-            self._arrive_again(record, self.contents[record.seq])
+        elif record.seq <= self.position:
+            self._arrive_behind(record, record.seq)
         elif record.seq in self.waiting:
-            before = self.waiting[record.seq]
-            self._arrive_again(record, before.content if before is not None else None)
+            self._arrive_again(record, record.seq)
         else:
             self.waiting[record.seq] = record
             self._advance()
 
     def arrive_unreadable(self, position: int) -> None:
         """It takes its position, unless that is taken already."""
-        if position not in self.contents and position not in self.waiting:
+        if position > self.position and position not in self.waiting:
             self.waiting[position] = None
             self._advance()
 
-    def _arrive_again(self, record: Record, content: str | None) -> None:
-        assert record.seq is not None
-        if content is None:
+    def _is_foreign(self, record: Record) -> bool:
+        """It names another tenant than the first record with a place in the log that named one, judged or not."""
+        named = record.fields.get("tenant")
+        return self.tenant is not None and named is not None and named != self.tenant
+
+    def _arrive_behind(self, record: Record, seq: int) -> None:
+        """For a position that the log has passed."""
+        remembered = seq > self.position - self.remembered
+        if any(seq in gap for gap in self.gaps):
             self.late += 1
-        elif record.seq <= self.position - REMEMBERED or record.content == content:
+        elif remembered and record.content == self.contents[seq]:
             self.duplicates += 1
-        elif record.seq not in self.conflicts:  # one conflict per seq
-            self.conflicts.add(record.seq)
-            if record.seq <= self.position:
-                self.steps.append(Step("conflict", record.seq, record))
+        elif self.unjudged or seq < self.baseline:
+            self.late += 1  # a conflict here is none: the protocol does not say what it is instead
+        else:
+            self._conflict(seq)
+
+    def _arrive_again(self, record: Record, seq: int) -> None:
+        """For a position that something waits at. Of several conflicts there only the first makes one."""
+        waiting = self.waiting[seq]
+        if waiting is None:
+            self.late += 1
+        elif record.content == waiting.content:
+            self.duplicates += 1
+        else:
+            self.contested.add(seq)
+
+    def _conflict(self, seq: int) -> None:
+        """From here on the position is missing, so that there is one conflict a position."""
+        self.gaps.append(range(seq, seq + 1))
+        self.steps.append(Step("conflict", seq, last=seq, applied=self.position))
 
     def _arrive_without_seq(self, record: Record) -> None:
-        if record.content in self.unsequenced_contents[-REMEMBERED:]:
+        if record.content in self.unsequenced_contents[-self.remembered :]:
             self.duplicates += 1
             return
         self.unsequenced_contents.append(record.content)
         if record.as_of_seq is None or record.as_of_seq <= self.position:
-            self.steps.append(Step("record", self.position, record))
+            self._apply_without_seq(record)
         else:
             self.unsequenced.append(record)
+
+    def _apply_without_seq(self, record: Record, awaited: range = range(0)) -> None:
+        """It names no tenant, having no place in the log, but it may name a wrong one."""
+        if self._is_foreign(record):
+            self.refused += 1
+        elif not self.unjudged:
+            self.steps.append(Step("record", self.position, record, awaited, applied=self.position))
 
     def _advance(self) -> None:
         """Apply what is next for as long as it is there, or as the bound allows no more waiting for it."""
         while self.position + 1 in self.waiting or self._too_many_wait():
-            self._apply(self.waiting.pop(self.position + 1, None))
+            self._step()
 
     def _too_many_wait(self) -> bool:
         return self.max_waiting is not None and len(self.waiting) > self.max_waiting
 
-    def _apply(self, record: Record | None) -> None:
-        """The next position: its record, a conflict seen meanwhile, the records without seq it lets go."""
-        self.position += 1
-        self.contents[self.position] = record.content if record is not None else None
-        self.steps.append(Step("record" if record is not None else "missing", self.position, record))
-        if self.position in self.conflicts:
-            self.steps.append(Step("conflict", self.position))
+    def _step(self) -> None:
+        """Apply what waits at the next position, or give up all up to the next thing that waits."""
+        position = self.position + 1
+        if position not in self.waiting:
+            self._give_up(range(position, min(self.waiting)))
+        else:
+            record = self.waiting.pop(position)
+            if record is not None and self._is_foreign(record):
+                self.refused += 1
+                record = None  # and what contested the position is of no account: it is missing anyway
+            if record is None:
+                self._give_up(range(position, position + 1), waited=False)
+            else:
+                self._apply(record, position)
         for each in self._unsequenced_in_order():
             if _as_of(each) <= self.position:
                 self.unsequenced.remove(each)
-                self.steps.append(Step("record", self.position, each))
+                self._apply_without_seq(each)
+
+    def _give_up(self, run: range, *, waited: bool = True) -> None:
+        """These are missing, all at once: nothing is judged between two positions of a run. What was waited for
+        in vain from the session's begin on, before anything was judged, is what came before the sidecar did."""
+        self.position = run[-1]
+        self.gaps.append(run)
+        if waited and run[0] == 1 and not self.steps and self.midstream == "skip":
+            self.unjudged = True
+            self.steps.append(Step("joined", run[-1] + 1, applied=self.position))
+        elif not self.unjudged:
+            self.steps.append(Step("missing", run[0], last=run[-1], applied=self.position))
+
+    def _apply(self, record: Record, position: int) -> None:
+        """The next position: its record, and a conflict seen meanwhile."""
+        self.position = position
+        self.contents[position] = record.content
+        self.tenant = self.tenant or record.fields.get("tenant")
+        if record.kind == "baseline" and (self.unjudged or position == 1):
+            self.unjudged = False
+            self.baseline = position
+            self.steps.append(Step("baseline", position, record, applied=position))
+        elif not self.unjudged:
+            self.steps.append(Step("record", position, record, applied=position))
+        if position in self.contested and not self.unjudged:
+            self._conflict(position)
 
     def _unsequenced_in_order(self) -> list[Record]:
         return sorted(self.unsequenced, key=_as_of)  # a stable sort: then in order of arrival
@@ -452,11 +543,10 @@ class Log:
     def end(self) -> None:
         """The end of the input: first the gaps, then the records without seq that still wait."""
         while self.waiting:
-            self._apply(self.waiting.pop(self.position + 1, None))
+            self._step()
         for record in self._unsequenced_in_order():
-            awaited = range(self.position + 1, _as_of(record) + 1)
-            self.steps.append(Step("record", self.position, record, awaited))
-        self.steps.append(Step("end", self.position))
+            self._apply_without_seq(record, range(self.position + 1, _as_of(record) + 1))
+        self.steps.append(Step("end", self.position, applied=self.position))
 
 
 def _as_of(record: Record) -> int:
@@ -493,6 +583,11 @@ class Generation:
     @property
     def hi(self) -> int:
         return int(self.step["frontier_hi"])
+
+    def covers(self, position: int) -> bool:
+        """Is this position in its range, or in one that it inherits, and not behind the end of its own?"""
+        ranges = ((each.lo, each.hi) for each in (self, *self.built_from))
+        return position <= self.hi and any(lo <= position <= hi for lo, hi in ranges)
 
     @property
     def partial(self) -> bool:
@@ -540,6 +635,10 @@ class Checkpoint:
         return int(self.step["frontier_hi"])
 
     @property
+    def inferred(self) -> bool:
+        return bool(self.step.get("inferred", False))
+
+    @property
     def asserted(self) -> set[Edge] | None:
         edges = self.step.get("asserted_edges")
         return None if edges is None else {(action, precondition) for action, precondition in edges}
@@ -556,6 +655,8 @@ class Finding:
     severity: str
     disposition: str
     step: Step
+    position: int
+    inferred: bool  # it rests on something inferred: it opens no halt, and counts for no status
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -573,6 +674,15 @@ class Halt:
         return sorted({finding.rule for finding in self.findings})
 
 
+@dataclass(frozen=True)
+class Use:
+    """An irreversible action used this edge; `last`: it may not be used again."""
+
+    position: int
+    edge: Edge
+    last: bool
+
+
 @dataclass
 class Past:
     """What the fold of one session has met so far. Every list only grows, in the order of the fold."""
@@ -580,6 +690,7 @@ class Past:
     workloads: Mapping[str, Workload]
     steps: list[Step] = field(default_factory=list)
     of_kind: dict[str, list[Step]] = field(default_factory=dict)
+    uses: list[Use] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -609,19 +720,20 @@ def grants(past: Past, edge: Edge, hi: int) -> list[int]:
 
 
 def ends(past: Past, edge: Edge, hi: int) -> list[int]:
-    """The positions up to `hi` that revoke this edge, by name or with all edges of its action."""
+    """The positions up to `hi` that revoke this edge, by name or with all edges of its action, or use it up."""
     action, precondition = edge
-    return [
+    revoked = [
         step.position
         for step in past.of("revocation")
         if step.position <= hi
         and step["action_id"] == action
         and step.get("precondition_id", precondition) == precondition
     ]
+    return revoked + [use.position for use in past.uses if use.last and use.edge == edge and use.position <= hi]
 
 
 def effective(past: Past, edge: Edge, hi: int) -> bool:
-    """Its latest grant up to `hi` is not followed by a revocation of it up to there."""
+    """Its latest grant up to `hi` is not followed by a revocation of it, or by its last use, up to there."""
     granted = grants(past, edge, hi)
     return bool(granted) and not any(end > max(granted) for end in ends(past, edge, hi))
 
@@ -632,19 +744,74 @@ def granted_edges(past: Past, lo: int, hi: int) -> set[Edge]:
     return {edge for edge in edges if edge is not None}
 
 
+def effective_edges(past: Past, action: str, position: int) -> set[Edge]:
+    """The edges of this action in effect at this position."""
+    edges = {edge for edge in granted_edges(past, 1, position) if edge[0] == action}
+    return {edge for edge in edges if effective(past, edge, position)}
+
+
+def use_of(past: Past, step: Step) -> Use | None:
+    """What this action, which has been judged, uses up: nothing while some edge of it has no limit, else one use
+    of the edge whose newest grant came first."""
+    edges = effective_edges(past, step["action_id"], step.position)
+    newest_grants = {edge: [each for each in past.of("authorization") if edge_of(each) == edge][-1] for edge in edges}
+    limits = {edge: grant.get("uses") for edge, grant in newest_grants.items()}
+    if not step.get("irreversible", False) or not edges or None in limits.values():
+        return None
+    edge = min(edges, key=lambda each: (newest_grants[each].position, each[1]))
+    granted_at = newest_grants[edge].position
+    used = sum(use.edge == edge and use.position > granted_at for use in past.uses) + 1
+    return Use(step.position, edge, last=used >= limits[edge])
+
+
 def authorizations_after(past: Past, position: int) -> bool:
-    """Is there any record of class authorization, explicit or not, behind this position?"""
-    return any(step.position > position for step in past.of("authorization", "revocation"))
+    """Is there any record of class authorization, explicit or not, or a last use, behind this position?"""
+    return any(step.position > position for step in past.of("authorization", "revocation")) or any(
+        use.last and use.position > position for use in past.uses
+    )
 
 
-def missing(past: Past) -> set[int]:
-    """The missing positions: for a record judged past the bound also those that it waited for in vain."""
-    gaps = {step.position for step in past.steps if step.what == "missing"}
-    return gaps | set(past.steps[-1].awaited)
+def missing(past: Past) -> list[tuple[int, int]]:
+    """The runs of missing positions, a position in conflict being one: for a record judged past the bound also
+    those that it waited for in vain."""
+    runs = [(step.position, step.last) for step in past.steps if step.what in ("missing", "conflict")]
+    awaited = past.steps[-1].awaited
+    return [*runs, (awaited[0], awaited[-1])] if awaited else runs
 
 
 def missing_within(past: Past, lo: int, hi: int | None = None) -> bool:
-    return any(lo <= position and (hi is None or position <= hi) for position in missing(past))
+    """Before the baseline nothing is missing, but for a range that ends there: of that, everything is."""
+    if hi is not None and hi < baseline_position(past):
+        return True
+    return any(lo <= last and (hi is None or first <= hi) for first, last in missing(past))
+
+
+def baseline_position(past: Past) -> int:
+    """That of the baseline that was taken; 1 where none was."""
+    return next((step.position for step in past.steps if step.what == "baseline"), 1)
+
+
+def states(step: Step) -> list[Step]:
+    """What a baseline states, as the events that would have: all of them at its position."""
+
+    def event(kind: str, **fields: Any) -> Step:
+        return Step("record", step.position, Record({"kind": kind, **fields}, ""), index=step.index)
+
+    return [
+        *(event("authorization", action_id=edge[0], precondition_id=edge[1]) for edge in step.get("edges", ())),
+        *(event("referent_added", referent_id=each, store="live") for each in step.get("live", ())),
+        *(event("referent_added", referent_id=each, store="durable") for each in step.get("durable", ())),
+        *(
+            event("constraint", constraint_id=each, polarity="negative")
+            for each in step.get("negative_constraints", ())
+        ),
+    ]
+
+
+def unjudged(past: Past) -> bool:
+    """It was joined midstream, and no baseline was taken since."""
+    kinds = [step.what for step in past.steps]
+    return "joined" in kinds and "baseline" not in kinds
 
 
 def reachable(past: Past) -> set[str]:
@@ -766,7 +933,7 @@ def counting(past: Past, kind: str, name: str, hi: int) -> list[Step]:
 
 def only_inherited(generation: Generation, position: int, unharmed: Callable[[Step], bool]) -> bool:
     """A known child covers that position, and no known child carries the thing unharmed in this respect."""
-    return any(child.lo <= position <= child.hi for child in generation.children) and not any(
+    return any(child.covers(position) for child in generation.children) and not any(
         unharmed(child.step) for child in generation.children
     )
 
@@ -807,6 +974,7 @@ SEVERITY_AND_DISPOSITION: Mapping[str, tuple[str, str]] = {
     "unreconciled_recompaction": ("error", "freeze"),
     "log_conflict": ("critical", "halt"),
     "log_gap": ("error", "unverified"),
+    "session_joined": ("warning", "unverified"),
 }
 RULES = tuple(SEVERITY_AND_DISPOSITION)
 
@@ -867,8 +1035,7 @@ def edge_dropped(past: Past, checkpoint: Checkpoint) -> set[Edge]:
 
 
 def frontier_unverified(past: Past, checkpoint: Checkpoint) -> bool:
-    """What the checkpoint asserts cannot be told from the log. Asked at the checkpoint itself and at every
-    missing position, while the checkpoint is the newest."""
+    """What the checkpoint asserts cannot be told from the log. Asked at the checkpoint itself."""
     return (
         checkpoint.asserted is None
         or any(
@@ -881,23 +1048,47 @@ def frontier_unverified(past: Past, checkpoint: Checkpoint) -> bool:
     )
 
 
+def has_become_unverified(checkpoint: Checkpoint, step: Step) -> bool:
+    """Asked of the newest checkpoint, where positions turn out to be missing: some lie in its range or after it.
+
+    The protocol speaks only of those after it, as a gap can lie nowhere else. A conflict can, and "a checkpoint
+    over it is not verified". (What lies before the range is as it would be if it had been missing all along, but
+    for edges never granted: there the verdict at the checkpoint's own record stands.)
+    """
+    return step.last >= checkpoint.lo
+
+
 def stale_on_authorization(past: Past, checkpoint: Checkpoint) -> bool:
-    """An authorization or revocation came behind the range. Asked while the checkpoint is the newest."""
+    """An authorization, a revocation or a last use came behind the range. Asked while the checkpoint is the
+    newest."""
     return authorizations_after(past, checkpoint.hi)
 
 
 def action_unauthorized(past: Past, step: Step) -> bool:
-    """An irreversible action of which no edge is in effect where it happens."""
-    if not step.get("irreversible", False):
-        return False
-    edges = {edge for edge in granted_edges(past, 1, step.position) if edge[0] == step["action_id"]}
-    return not any(effective(past, edge, step.position) for edge in edges)
+    """An irreversible action of which no edge is in effect where it happens, before it uses anything."""
+    return bool(step.get("irreversible", False)) and not effective_edges(past, step["action_id"], step.position)
 
 
 def resumed_unverified(past: Past, step: Step) -> bool:
-    """A resume from a checkpoint that is unknown, or not `verified` there."""
+    """A resume from a checkpoint that is unknown, or not `verified` there, nor made up for by a replay."""
     checkpoint = checkpoint_named(past, step["checkpoint_id"])
-    return checkpoint is None or checkpoint_status(past, checkpoint) != "verified"
+    if checkpoint is None:
+        return True
+    status = checkpoint_status(past, checkpoint)
+    return status != "verified" and not (status == "stale" and replayed(past, checkpoint, step))
+
+
+def replayed(past: Past, checkpoint: Checkpoint, step: Step) -> bool:
+    """Has all that makes this checkpoint stale been replayed from the log? A new generation of its node cannot
+    be; and nobody can have replayed the resume itself, or what comes after it."""
+    replayed_to, standing = step.get("replayed_to"), newest(past, checkpoint.node)
+    return (
+        replayed_to is not None
+        and replayed_to < step.position
+        and not authorizations_after(past, replayed_to)
+        and standing is not None
+        and standing.number == checkpoint.number
+    )
 
 
 def action_on_degraded(past: Past, step: Step) -> bool:
@@ -912,9 +1103,9 @@ def referent_orphaned(past: Past) -> list[tuple[Generation, str]]:
     return [(generation, referent) for generation in in_use(past) for referent in sorted(generation.referents - held)]
 
 
-def constraint_dropped(past: Past, generation: Generation) -> list[str]:
+def constraint_dropped(past: Past, generation: Generation) -> list[Step]:
     """Negative constraints standing at the range's end and made inside it that the summary does not carry,
-    where it did not only inherit the loss."""
+    where it did not only inherit the loss: their records."""
     lost = []
     for made in counting(past, "constraint", "constraint_id", generation.hi):
         name = made["constraint_id"]
@@ -925,11 +1116,11 @@ def constraint_dropped(past: Past, generation: Generation) -> list[str]:
         standing = not made.get("retired", False) and made.get("polarity") == "negative"
         if (
             standing
-            and made.position >= generation.lo
+            and generation.covers(made.position)
             and not carried(generation.step)
             and not only_inherited(generation, made.position, carried)
         ):
-            lost.append(name)
+            lost.append(made)
     return lost
 
 
@@ -1005,9 +1196,9 @@ def ancestors(past: Past, node: str) -> set[str]:
 
 
 def budget_open(generation: Generation) -> bool:
-    """The tokens that were read are not those that the input has."""
+    """The tokens that were read are not those that the input has, or the input has none: no range is empty."""
     declared, was_read = generation.step.get("input_tokens"), generation.step.get("input_tokens_read")
-    return declared is not None and was_read is not None and declared != was_read
+    return declared == 0 or (declared is not None and was_read is not None and declared != was_read)
 
 
 def budget_exceeded(generation: Generation) -> bool:
@@ -1017,13 +1208,13 @@ def budget_exceeded(generation: Generation) -> bool:
 
 
 def facts_in_range(past: Past, generation: Generation) -> list[Step]:
-    return [fact for fact in counting(past, "fact", "fact_id", generation.hi) if fact.position >= generation.lo]
+    return [fact for fact in counting(past, "fact", "fact_id", generation.hi) if generation.covers(fact.position)]
 
 
-def fact_harmed(past: Past, generation: Generation, harmed: Callable[[Step, str | None], bool]) -> list[str]:
-    """Facts declared inside the range that are harmed in one respect, and not by inheritance alone. `harmed`
-    gets the fact's record and the text that survives of it. A fact without a floor to keep (declared as 0)
-    may be left out on purpose."""
+def fact_harmed(past: Past, generation: Generation, harmed: Callable[[Step, str | None], bool]) -> list[Step]:
+    """Facts declared inside the range that are harmed in one respect, and not by inheritance alone: their
+    records. `harmed` gets the fact's record and the text that survives of it. A fact without a floor to keep
+    (declared as 0) may be left out on purpose."""
 
     def text(step: Step, fact: Step) -> str | None:
         survived: str | None = step.get("facts", {}).get(fact["fact_id"])
@@ -1033,7 +1224,7 @@ def fact_harmed(past: Past, generation: Generation, harmed: Callable[[Step, str 
         return text(step, fact) is not None and not harmed(fact, text(step, fact))
 
     return [
-        fact["fact_id"]
+        fact
         for fact in facts_in_range(past, generation)
         if harmed(fact, text(generation.step, fact))
         and not (fact["fact_id"] in generation.step.get("dropped", ()) and fact.get("floor_tokens") == 0)
@@ -1041,19 +1232,19 @@ def fact_harmed(past: Past, generation: Generation, harmed: Callable[[Step, str 
     ]
 
 
-def fact_dropped(past: Past, generation: Generation) -> list[str]:
+def fact_dropped(past: Past, generation: Generation) -> list[Step]:
     """Nothing survives of the fact."""
     return fact_harmed(past, generation, lambda fact, text: text is None)
 
 
-def fact_below_floor(past: Past, generation: Generation) -> list[str]:
+def fact_below_floor(past: Past, generation: Generation) -> list[Step]:
     """What survives has fewer tokens than the fact's declared floor."""
     return fact_harmed(
         past, generation, lambda fact, text: text is not None and len(text.split()) < fact.get("floor_tokens", 0)
     )
 
 
-def anchor_lost(past: Past, generation: Generation) -> list[str]:
+def anchor_lost(past: Past, generation: Generation) -> list[Step]:
     """What survives does not contain the fact's anchor."""
     return fact_harmed(past, generation, lambda fact, text: text is not None and fact["anchor"] not in text)
 
@@ -1092,19 +1283,24 @@ def dependency_missing(past: Past, step: Step) -> list[str]:
     return [dep for dep in dict.fromkeys(step.get("deps", ())) if dep not in kept]
 
 
-def provenance_divergence(past: Past, step: Step) -> Step | None:
+def provenance_divergence(past: Past, step: Step) -> tuple[Step, bool] | None:
     """After a resume, and before any reconcile, a call returns another handle than the only one that it had
-    returned before that resume, as far back as the reconcile before it. The resume in question, or None."""
+    returned before that resume, as far back as the reconcile before it. The resume in question, and whether that
+    rests on what is inferred: the result itself, or all the earlier ones that are counted. Or None."""
     resume = past.last("resume")
     if resume is None or any(each.index > resume.index for each in past.of("reconcile")):
         return None
     start = max((each.index for each in past.of("reconcile")), default=-1)
-    returned = {
-        each["handle"]
+    earlier = [
+        each
         for each in past.of("tool_result")
         if each["call_key"] == step["call_key"] and start < each.index < resume.index
-    }
-    return resume if len(returned) == 1 and step["handle"] not in returned else None
+    ]
+    handles = {each["handle"] for each in earlier}
+    if len(handles) != 1 or step["handle"] in handles:
+        return None
+    inferred = step.get("inferred", False) or all(each.get("inferred", False) for each in earlier)
+    return resume, bool(inferred)
 
 
 def unreconciled_recompaction(past: Past) -> bool:
@@ -1115,7 +1311,7 @@ def unreconciled_recompaction(past: Past) -> bool:
 # ---------------------------------------------------------------------------------------------------------
 # Status
 
-WORST_FIRST = ("corrupt", "lossy", "degraded", "unverified", "stale", "verified", "uncompacted")
+WORST_FIRST = ("corrupt", "lossy", "degraded", "unverified", "stale", "verified", "uncompacted")  # and "unjudged"
 ABOUT_A_RESUME = frozenset({"resumed_unverified", "dependency_missing"})
 LOSSES = frozenset({"constraint_dropped", "fact_dropped", "fact_below_floor", "anchor_lost"})
 
@@ -1127,6 +1323,7 @@ def findings_of(past: Past, checkpoint: Checkpoint) -> list[Finding]:
         if finding.subject_type == "checkpoint"
         and finding.subject_id == checkpoint.id
         and finding.rule not in ABOUT_A_RESUME
+        and not finding.inferred
     ]
 
 
@@ -1138,6 +1335,7 @@ def findings_in(past: Past, generations: set[tuple[str, int]]) -> list[Finding]:
         if finding.subject_type == "node"
         and (finding.subject_id, finding.generation) in generations
         and finding.rule != "generation_regressed"
+        and not finding.inferred
     ]
 
 
@@ -1159,7 +1357,9 @@ def checkpoint_status(past: Past, checkpoint: Checkpoint) -> str:
         return "degraded"
     if any(finding.rule == "frontier_unverified" for finding in own):
         return "unverified"
-    if missing_within(past, checkpoint.hi + 1):
+    # After its range, says the table. A position inside it can turn out to be missing as well, by a conflict,
+    # and "a checkpoint over it is not verified": also one that was when it was written.
+    if checkpoint.inferred or missing_within(past, checkpoint.lo):
         return "unverified"
     standing = newest(past, checkpoint.node)
     if authorizations_after(past, checkpoint.hi) or (standing is not None and standing.number > checkpoint.number):
@@ -1169,6 +1369,8 @@ def checkpoint_status(past: Past, checkpoint: Checkpoint) -> str:
 
 def session_status(past: Past) -> str:
     """That of the checkpoint in force, but no better than `degraded` while a halt is open."""
+    if unjudged(past):
+        return "unjudged"
     force = in_force(past)
     status = "unverified" if missing(past) else "uncompacted"
     if force is not None:
@@ -1182,10 +1384,13 @@ def session_status(past: Past) -> str:
 # Halts
 
 HALTING = frozenset({"discard", "halt", "reconcile", "reject_subtree", "freeze"})
+CLEARED_FROM_INSIDE = frozenset({"action_unauthorized", "action_on_degraded", "log_conflict"})
 
 
 def clears(past: Past, halt: Halt, step: Step) -> bool:
-    """Does this record clear this halt, which is older?"""
+    """Does this record clear this halt, which is older? Whoever has no place in the log cannot vouch for it."""
+    if step.kind and step.record is not None and step.record.seq is None and CLEARED_FROM_INSIDE & {*halt.reason}:
+        return False
     if step.kind == "checkpoint":
         checkpoint = newest_checkpoint(past)
         taken = checkpoint is not None and checkpoint.step is step
@@ -1239,7 +1444,9 @@ def halt_records(past: Past, session_id: str, step: Step) -> Iterator[dict[str, 
         if halt.open and clears(past, halt, step):
             halt.open = False
             yield record(halt, "clear")
-    halting = [each for each in past.findings if each.step is step and each.disposition in HALTING]
+    halting = [
+        each for each in past.findings if each.step is step and each.disposition in HALTING and not each.inferred
+    ]
     if halting:
         about = next((each.subject_id for each in halting if each.subject_type == "checkpoint"), None)
         force = in_force(past)
@@ -1249,7 +1456,7 @@ def halt_records(past: Past, session_id: str, step: Step) -> Iterator[dict[str, 
         yield {
             **record(halt, "halt"),
             "reexpand_from": start.id if start is not None else None,
-            "replay_from": start.hi + 1 if start is not None else 1,
+            "replay_from": max(start.hi + 1 if start is not None else 1, baseline_position(past)),
         }
 
 
@@ -1272,7 +1479,13 @@ class Session:
         if step.kind:
             past.of_kind.setdefault(step.kind, []).append(step)
         if step.what == "missing":
-            self._fire(step, "log_gap", "session", self.session_id, evidence=(step.position,))
+            detail = str(step.last) if step.last != step.position else ""
+            self._fire(step, "log_gap", "session", self.session_id, detail=detail, evidence=(step.position,))
+        elif step.what == "joined":
+            self._fire(step, "session_joined", "session", self.session_id)
+        elif step.what == "baseline":
+            for stated in states(step):
+                past.of_kind.setdefault(stated.kind, []).append(stated)
         elif step.what == "conflict":
             self._fire(step, "log_conflict", "session", self.session_id, evidence=(step.position,))
         elif step.awaited:
@@ -1296,8 +1509,10 @@ class Session:
         generation: int | None = None,
         severity: str | None = None,
         disposition: str | None = None,
+        position: int | None = None,
+        inferred: bool = False,
     ) -> None:
-        """A rule fires at most once per subject and piece of evidence."""
+        """A rule fires at most once per subject and piece of evidence; what is inferred makes a warning of it."""
         usual_severity, usual_disposition = SEVERITY_AND_DISPOSITION[rule]
         finding = Finding(
             rule,
@@ -1306,9 +1521,11 @@ class Session:
             detail,
             evidence,
             generation,
-            severity or usual_severity,
+            "warning" if inferred else severity or usual_severity,
             disposition or usual_disposition,
             step,
+            step.position if position is None else position,
+            inferred,
         )
         if all(finding.key != other.key for other in self.past.findings):
             self.past.findings.append(finding)
@@ -1328,11 +1545,15 @@ class Session:
         if checkpoint is None:
             return
         if (
-            step.what == "missing"
+            step.what in ("missing", "conflict")
             and not frontier_ahead_of_log(checkpoint.step)
-            and frontier_unverified(self.past, checkpoint)
+            and not checkpoint.inferred
+            and has_become_unverified(checkpoint, step)
         ):
-            self._fire(step, "frontier_unverified", "checkpoint", checkpoint.id)
+            # The protocol does not say where this is found. Of a run at its first position, as the run itself; of
+            # a conflict where the log stands, since its own position may lie before the checkpoint.
+            position = step.position if step.what == "missing" else step.applied
+            self._fire(step, "frontier_unverified", "checkpoint", checkpoint.id, position=position)
         if stale_on_authorization(self.past, checkpoint):
             self._fire(step, "stale_on_authorization", "checkpoint", checkpoint.id)
 
@@ -1346,13 +1567,26 @@ class Session:
         for rule in (action_unauthorized, action_on_degraded):
             if rule(self.past, step):
                 self._fire(step, rule.__name__, "action", step["action_id"], evidence=(step.index,))
+        use = use_of(self.past, step)
+        if use is not None:
+            self.past.uses.append(use)
 
     def _tool_result(self, step: Step) -> None:
-        resume = provenance_divergence(self.past, step)
-        if resume is not None:
-            handle = step["handle"]
+        divergence = provenance_divergence(self.past, step)
+        if divergence is not None:
+            # One per handle and resume, whatever it rests on: one that is inferred, and so a warning, hides one
+            # that is not, as both would have the same id.
+            (resume, inferred), handle = divergence, step["handle"]
             evidence = (handle, resume.index)
-            self._fire(step, "provenance_divergence", "call", step["call_key"], detail=handle, evidence=evidence)
+            self._fire(
+                step,
+                "provenance_divergence",
+                "call",
+                step["call_key"],
+                detail=handle,
+                evidence=evidence,
+                inferred=inferred,
+            )
 
     def _summary(self, step: Step) -> None:
         past, node = self.past, step["node_id"]
@@ -1374,11 +1608,13 @@ class Session:
             self._fire_node(step, "frontier_ahead_of_log", generation)
         else:  # the rules about its range
             severity = "critical" if step.get("root", False) else "error"
-            for constraint in constraint_dropped(past, generation):
-                self._fire_node(step, "constraint_dropped", generation, constraint, severity=severity)
+            for made in constraint_dropped(past, generation):
+                name, inferred = made["constraint_id"], made.get("inferred", False)
+                self._fire_node(step, "constraint_dropped", generation, name, severity=severity, inferred=inferred)
             for fact_rule in (fact_dropped, fact_below_floor, anchor_lost):
                 for fact in fact_rule(past, generation):
-                    self._fire_node(step, fact_rule.__name__, generation, fact)
+                    inferred = fact.get("inferred", False)
+                    self._fire_node(step, fact_rule.__name__, generation, fact["fact_id"], inferred=inferred)
             if reranking_without_floor(past, generation):
                 self._fire_node(step, "reranking_without_floor", generation)
         for rule in (idempotence_violation, orphaned_resummarized, recall_self_reported):
@@ -1403,7 +1639,7 @@ class Session:
         past.checkpoints.append(checkpoint)
         if frontier_ahead_of_log(step):
             self._fire(step, "frontier_ahead_of_log", "checkpoint", name)
-        else:  # the rules about its range
+        elif not checkpoint.inferred:  # the rules about its range
             for edge_rule in (edge_hallucinated, edge_revoked, edge_out_of_range, edge_dropped):
                 edges = edge_rule(past, checkpoint)
                 if edges:
@@ -1445,7 +1681,7 @@ class Session:
 
     def found(self) -> list[Found]:
         return [
-            Found(each.rule, each.subject_type, each.subject_id, each.step.position, each.detail)
+            Found(each.rule, each.subject_type, each.subject_id, each.position, each.detail, each.severity)
             for each in self.past.findings
         ]
 
@@ -1463,15 +1699,24 @@ def judge(
     arrivals: Sequence[bytes],
     max_waiting: int | None = None,
     workloads: Mapping[str, Workload] = WORKLOADS,
+    *,
+    midstream: Midstream = "skip",
+    remembered: int = REMEMBERED,
 ) -> Verdict:
     """Judge whole sessions: `arrivals` are JSON lines in the order in which they came.
 
     `max_waiting`: a session's first gap is given up as soon as more than that many of its records with a seq
-    wait behind it (None: only at the end). The end of the arrivals is the end of the input. Findings and
-    halts come session by session (in order of first appearance), each in the order of its fold.
+    wait behind it (None: only at the end). `midstream`: whether a session that begins in the midst is skipped or
+    judged all the same. `remembered`: of how many positions, and records without seq, the content is still
+    compared. The end of the arrivals is the end of the input. Findings and halts come session by session (in
+    order of first appearance), each in the order of its fold.
     """
     logs: dict[str, Log] = {}
     dead = 0
+
+    def log_of(session_id: str) -> Log:
+        return logs.setdefault(session_id, Log(max_waiting, midstream, remembered))
+
     for line in arrivals:
         try:
             record = read(line)
@@ -1479,9 +1724,9 @@ def judge(
             dead += 1
             if error.place is not None:
                 session_id, position = error.place
-                logs.setdefault(session_id, Log(max_waiting)).arrive_unreadable(position)
+                log_of(session_id).arrive_unreadable(position)
         else:
-            logs.setdefault(record.fields["session_id"], Log(max_waiting)).arrive(record)
+            log_of(record.fields["session_id"]).arrive(record)
     verdict = Verdict([], [], [], dead, 0, 0)
     for session_id, log in logs.items():
         log.end()
@@ -1491,6 +1736,7 @@ def judge(
         verdict.findings += session.found()
         verdict.halts += session.halts
         verdict.sessions.append(session.summary())
+        verdict.dead += log.refused
         verdict.duplicates += log.duplicates
         verdict.late += log.late
     return verdict
