@@ -209,7 +209,7 @@ def judge_staleness(ctx: Context, session: Session, written: Written) -> None:
 
 
 def judge_gap(ctx: Context, session: Session, first: int, last: int, at: int | None = None) -> None:
-    """Judge the newest checkpoint when positions after its range turn out to be missing.
+    """Judge the newest checkpoint when positions in its range or after it turn out to be missing.
 
     Args:
         at: the position to report it at; None: the first of them.
@@ -218,16 +218,16 @@ def judge_gap(ctx: Context, session: Session, first: int, last: int, at: int | N
     if tree is None or tree.newest is None:
         return
     newest = tree.checkpoints[tree.newest]
-    position = max(first, newest.hi + 1)
-    if position <= last and not newest.flags & (UNVERIFIED | AHEAD):
-        ctx.blame_checkpoint(
-            session,
-            newest,
-            "frontier_unverified",
-            witness=[newest.position],
-            evidence={"reasons": {"missing_after_range": position}},
-            position=position if at is None else at,
-        )
+    if last < newest.lo or newest.flags & (UNVERIFIED | AHEAD):
+        return
+    ctx.blame_checkpoint(
+        session,
+        newest,
+        "frontier_unverified",
+        witness=[newest.position],
+        evidence={"reasons": {"missing_in_range" if first <= newest.hi else "missing_after_range": first}},
+        position=first if at is None else at,
+    )
 
 
 def distrust(ctx: Context, session: Session, lost: str) -> None:

@@ -53,7 +53,7 @@ def checkpoint_status(session: Session, tree: Tree, written: Written) -> str:
         return "lossy"
     if flags & ERROR or (basis and unreachable_below(session, tree, basis, {})):
         return "degraded"
-    if flags & (UNVERIFIED | FORGOTTEN) or _missing_after(session, written):
+    if flags & (UNVERIFIED | FORGOTTEN) or _missing_since(session, written):
         return "unverified"
     if session.frontier is not None and session.frontier.latest > written.hi:
         return "stale"
@@ -61,8 +61,9 @@ def checkpoint_status(session: Session, tree: Tree, written: Written) -> str:
     return "stale" if taken(tree, written.node_id) > written.generation else "verified"
 
 
-def _missing_after(session: Session, written: Written) -> bool:
-    return missing_in(session, written.hi + 1, max(session.applied, session.order.awaited)) > 0
+def _missing_since(session: Session, written: Written) -> bool:
+    # Also inside its range, where two records contend for a position that it had been judged with.
+    return missing_in(session, written.lo, max(session.applied, session.order.awaited)) > 0
 
 
 def status_in_force(session: Session) -> str:
@@ -233,12 +234,12 @@ def _reexpand_from(session: Session, tree: Tree, about: str | None, reason: list
             or newest is not basis
             or basis.reclaimed
             or (written.flags | basis.below) & _DEAD
-            or missing_in(session, written.hi + 1, session.applied, alone=False)
+            or missing_in(session, written.lo, session.applied, alone=False)
         ):
             dead.append(checkpoint_id)
             continue
         # What the record being judged waited for is missing for it alone, and a referent may come back.
-        if _missing_after(session, written) or unreachable_below(session, tree, basis, lossy):
+        if _missing_since(session, written) or unreachable_below(session, tree, basis, lossy):
             continue
         if accused is not None and written.level >= accused.level:
             if written is not accused or reason != ["resumed_unverified"]:

@@ -142,6 +142,9 @@ def _detail(finding: Finding) -> str:
     evidence = finding.evidence
     if finding.rule in EDGE_RULES:
         return ",".join(sorted(f"{e['action_id']}<-{e['precondition_id']}" for e in evidence["edges"]))
+    if finding.rule == "log_gap":
+        first, last = evidence["missing"]
+        return "" if first == last or "for" in evidence else str(last)
     for name in ITEMS:
         if name in evidence:
             return str(evidence[name])
