@@ -124,6 +124,8 @@ class Population:
         if session_id not in self.lines:
             return "nobody knows this session"
         verdict = judge(self.lines[session_id]).sessions[0]
+        if verdict["status"] == "unjudged":
+            return "nothing is known of the session"
         position = ask.applied(self.sessions.engine, session_id)
         assert position is not None
         if question.get("min_seq") is not None and question["min_seq"] > position:

@@ -309,8 +309,15 @@ def _no_constant(name: str) -> Any:
 
 def read(line: bytes) -> Record:
     """The record in this line, or `Unreadable`."""
+    twice: list[set[str]] = []  # of every object in the line the keys that it has more than once; outermost last
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in items]
+        twice.append({name for name in names if names.count(name) > 1})
+        return dict(items)
+
     try:
-        value = json.loads(line.decode("utf-8"), parse_constant=_no_constant)  # the last of equal keys wins
+        value = json.loads(line.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=pairs)
         if b"\\u" in line:
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
@@ -325,8 +332,11 @@ def read(line: bytes) -> Record:
     place = None
     try:
         _check_fields(fields, {"session_id": _text, "seq": _from_1}, ("session_id",))
-        if "seq" in fields:
+        if "seq" in fields and not twice[-1] & {"session_id", "seq"}:
             place = (fields["session_id"], fields["seq"])
+        if any(twice):  # the protocol does not say which of the two would count
+            raise Unreadable("a key is there twice")
+        if "seq" in fields:
             fields.pop("as_of_seq", None)  # ignored beside a seq
         _check_fields(
             fields,

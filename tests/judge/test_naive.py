@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from .naive import RULES, Unreadable, Verdict, judge, read
+from .naive import REMEMBERED, RULES, Unreadable, Verdict, judge, read
 from .sessions import arrange, random_session
-from .table import count
+from .table import count, matters
 
 CASES = Path(__file__).parents[1] / "cases"
 NAMES = sorted(path.stem for path in CASES.glob("*.jsonl"))
@@ -174,10 +174,15 @@ def test_budgets_and_reranking() -> None:
         summary("n1", hi=1, facts={"f": "x"}, input_tokens=10, input_tokens_read=9, instruction="Please PRIORITIZE"),
         summary("n2", hi=1, facts={"f": "x"}, token_budget=10, tokens_emitted=11, instruction="priority"),
         summary("n3", hi=1, facts={"f": "x"}, token_budget=10, tokens_emitted=10, input_tokens=3),
+        summary("n4", hi=1, facts={"f": "x"}, input_tokens=0, tokens_emitted=0),  # of nothing
+        summary("n5", hi=1, facts={"f": "x"}, input_tokens=0, input_tokens_read=0),
+        summary("n6", hi=1, facts={"f": "x"}, input_tokens=1, input_tokens_read=1, tokens_emitted=0),
     )
     assert found(verdict) == [
         ("budget_exceeded", "n2", 3, "1"),
         ("budget_open", "n1", 2, "1"),
+        ("budget_open", "n4", 5, "1"),
+        ("budget_open", "n5", 6, "1"),
         ("reranking_without_floor", "n1", 2, "1"),
     ]
     assert verdict.halts == []
@@ -445,6 +450,376 @@ def test_a_record_without_seq_past_the_bound_counts_as_partial() -> None:
     assert verdict.sessions[0]["status"] == "degraded"
 
 
+# Version 1.1
+
+
+def whole(name: str, hi: int, *edges: str, lo: int = 1, **fields: Any) -> list[Row]:
+    """A summary of its own, and a checkpoint on it: nothing is wrong with them."""
+    return [summary(f"of-{name}", hi=hi, lo=lo), checkpoint(name, f"of-{name}", hi, *edges, lo=lo, **fields)]
+
+
+def at(seq: int, *rows: Row) -> list[Row]:
+    """The rows at this position and the following ones."""
+    return [{**each, "seq": position} for position, each in enumerate(rows, seq)]
+
+
+def status(verdict: Verdict) -> str:
+    (session,) = verdict.sessions
+    return str(session["status"])
+
+
+ACT = row("action", action_id="a", irreversible=True)
+REVOKED = row("revocation", action_id="a")
+
+
+def test_a_run_is_one_gap_however_long() -> None:
+    """What has no seq is judged behind the whole run. An unreadable record makes a gap of its own."""
+    verdict = arriving(
+        *at(1, TURN),
+        *at(2**40, row("action", action_id=7), TURN),
+        checkpoint("c", "n", 5, as_of_seq=7),
+        summary("n", hi=5, as_of_seq=6),
+    )
+    last = 2**40 - 1
+    assert found(verdict) == [
+        ("frontier_unverified", "c", last, ""),
+        ("log_gap", "s", 2, str(last)),
+        ("log_gap", "s", 2**40, ""),
+    ]
+    assert (verdict.dead, status(verdict)) == (1, "unverified")
+
+
+def test_a_gap_after_the_newest_checkpoint_is_found_at_its_first_position() -> None:
+    verdict = arriving(*at(1, TURN, *whole("c", 1)), *at(9, TURN))
+    assert found(verdict) == [("frontier_unverified", "c", 4, ""), ("log_gap", "s", 4, "8")]
+
+
+def test_a_revocation_that_lost_its_place_is_not_annulled() -> None:
+    """A checkpoint over the contested position does not clear the halt; one that lies behind it does."""
+    turns = at(1, grant("a<-p"), TURN, {**TURN, "text": "other"})
+    rows = [*turns, *at(3, REVOKED), *at(4, *whole("over", 3, "a<-p"))]
+    verdict = arriving(*rows)
+    assert found(verdict) == [("frontier_unverified", "over", 5, ""), ("log_conflict", "s", 3, "")]
+    assert halts(verdict) == [(3, "halt", ["log_conflict"])]
+    verdict = arriving(*rows, *at(6, TURN, *whole("behind", 6, lo=4)))
+    assert halts(verdict) == [(3, "halt", ["log_conflict"]), (8, "clear", ["log_conflict"])]
+    assert status(verdict) == "verified"
+
+
+def test_what_comes_for_a_contested_position() -> None:
+    """While it waits, its first content again is a duplicate; once it is found, everything is late."""
+    first, other = {**TURN, "seq": 2}, {**TURN, "seq": 2, "text": "other"}
+    waiting = arriving(first, other, first, other, *at(1, TURN))
+    assert (found(waiting), waiting.duplicates, waiting.late) == ([("log_conflict", "s", 2, "")], 1, 0)
+    applied = arriving(*at(1, TURN), first, other, first, other)
+    assert (found(applied), applied.duplicates, applied.late) == ([("log_conflict", "s", 2, "")], 0, 2)
+
+
+def test_a_conflict_at_an_old_position_and_the_newest_checkpoint() -> None:
+    """Found at the conflict's position; what it does to the checkpoint, where the log stands. What lies before
+    the range does nothing to it."""
+    rows = at(1, TURN, TURN, TURN, *whole("c", 2, lo=2), TURN)
+    for contested, unverified in ((1, False), (2, True), (3, True), (5, True), (6, True)):
+        verdict = arriving(*rows, {**REVOKED, "seq": contested}, resume("c", seq=7))
+        expected = [("log_conflict", "s", contested, "")]
+        if unverified:
+            expected += [("frontier_unverified", "c", 6, ""), ("resumed_unverified", "c", 7, "")]
+        assert found(verdict) == sorted(expected), contested
+        assert verdict.halts[0]["position"] == contested
+        assert verdict.halts[0]["reexpand_from"] == (None if unverified else "c")
+
+
+def test_a_conflict_under_an_older_checkpoint() -> None:
+    """It is not the newest, so nothing is found about it; but it is not verified any more."""
+    rows = at(1, grant("a<-p"), *whole("old", 1, "a<-p"), TURN, *whole("new", 4, lo=4))
+    assert found(arriving(*rows, *at(7, resume("old")))) == []
+    verdict = arriving(*rows, *at(1, REVOKED), *at(7, resume("old")))
+    assert found(verdict) == [("log_conflict", "s", 1, ""), ("resumed_unverified", "old", 7, "")]
+
+
+def test_what_is_no_longer_remembered_is_no_duplicate() -> None:
+    """An emitter that has lost its journal begins at 1 again: one conflict a position, and then it is late."""
+    turns = at(1, *[TURN] * 6)
+    verdict = arriving(*turns, turns[1], turns[2], turns[1], remembered=4)
+    assert (found(verdict), verdict.duplicates, verdict.late) == ([("log_conflict", "s", 2, "")], 1, 1)
+    verdict = arriving(*turns, turns[1], turns[2])
+    assert (found(verdict), verdict.duplicates) == ([], 2)
+    many = at(1, *[TURN] * (REMEMBERED + 1))
+    assert found(arriving(*many, many[1])) == []
+    assert found(arriving(*many, many[0])) == [("log_conflict", "s", 1, "")]
+    leap = [*at(1, TURN, TURN), *at(REMEMBERED + 1, TURN)]  # positions count, whether or not they came
+    assert found(arriving(*leap, leap[1], max_waiting=0)) == [("log_gap", "s", 3, str(REMEMBERED))]
+    assert ("log_conflict", "s", 1, "") in found(arriving(*leap, leap[0], max_waiting=0))
+
+
+def test_another_tenant_is_refused() -> None:
+    """Its position is missing, whether it came before or after the one who owns the session was known."""
+    rival = grant("a<-p", tenant="rival", seq=3)
+    rows = at(1, TURN, {**TURN, "tenant": "acme"})
+    rest = at(4, {**ACT, "tenant": "acme"})
+    expected = [("action_unauthorized", "a", 4, ""), ("log_gap", "s", 3, "")]
+    for order in ([*rows, rival, *rest], [rival, *rest, *rows], [rival, *rows, *rest]):
+        verdict = arriving(*order)
+        assert (found(verdict), verdict.dead, verdict.late) == (expected, 1, 0)
+    again = arriving(*rows, rival, rival, grant("a<-p", seq=3, tenant="acme"), *rest)
+    assert (found(again), again.dead, again.late) == (expected, 2, 1)
+
+
+def test_another_tenant_cannot_contest_a_position() -> None:
+    rows = at(1, {**TURN, "tenant": "acme"}, TURN)
+    verdict = arriving(*rows, {**REVOKED, "seq": 2, "tenant": "rival"}, *at(4, TURN), {**TURN, "seq": 4, "tenant": "x"})
+    assert (found(verdict), verdict.dead) == ([("log_gap", "s", 3, "")], 2)
+
+
+def test_tenants_without_seq() -> None:
+    """Whoever has no place in the log does not say whose the session is, and may not be another."""
+    claim = row("reconcile", decision="replay", tenant="rival")
+    later = row("reconcile", decision="replay", tenant="rival", as_of_seq=2)
+    verdict = arriving(claim, later, *at(1, {**TURN, "tenant": "acme"}, TURN), {**claim, "note": 1})
+    assert (found(verdict), verdict.dead) == ([], 2)
+
+
+def test_joined_midstream() -> None:
+    """By default it claims nothing, and what comes does nothing; else it is a gap like any other."""
+    rows = [
+        *at(5, ACT, row("action", action_id=7), TURN),
+        {**TURN, "seq": 7, "text": "other"},
+        checkpoint("c", "n", 7, "a<-p"),
+        *at(9, TURN),
+        {**TURN, "seq": 2},
+        resume("c", as_of_seq=20),
+    ]
+    verdict = arriving(*rows, max_waiting=0)
+    assert found(verdict) == [("session_joined", "s", 5, "")]
+    assert (verdict.halts, status(verdict)) == ([], "unjudged")
+    assert (verdict.dead, verdict.duplicates, verdict.late) == (1, 0, 2)
+    verdict = arriving(*rows, max_waiting=0, midstream="judge")
+    assert {rule for rule, *_ in found(verdict)} >= {"log_gap", "log_conflict", "action_unauthorized"}
+    assert ("log_gap", "s", 1, "4") in found(verdict) and status(verdict) == "degraded"
+
+
+def test_what_is_not_joined_midstream() -> None:
+    """The first position cannot be read; something was judged before; there is no run at all."""
+    unreadable = row("action", 1, action_id=7)
+    gap = [("log_gap", "s", 1, ""), ("log_gap", "s", 2, "4")]
+    assert found(arriving(unreadable, *at(5, TURN))) == gap
+    assert found(arriving(*at(5, TURN), unreadable)) == gap
+    assert found(arriving(row("reconcile", decision="replay"), *at(5, TURN))) == [("log_gap", "s", 1, "4")]
+    assert found(arriving(row("reconcile", decision="replay", as_of_seq=4))) == [("log_gap", "s", 0, "")]
+
+
+STATED = row("baseline", edges=[["a", "p"], ["a", "q"]], live=["r"], durable=["d"], negative_constraints=["k"])
+
+
+def test_a_baseline_where_the_session_was_unjudged() -> None:
+    """It states what holds: edges, referents and constraints, and is where the log is replayed from."""
+    begun = at(40, ACT, TURN, STATED, {**ACT, "action_id": "b"})
+    verdict = arriving(*begun, *at(44, summary("n", hi=43, referents=["r", "d", "gone"], root=True)))
+    assert found(verdict) == [
+        ("action_unauthorized", "b", 43, ""),
+        ("constraint_dropped", "n", 44, "k"),
+        ("referent_orphaned", "n", 44, "gone"),
+        ("session_joined", "s", 40, ""),
+    ]
+    assert [each["replay_from"] for each in verdict.halts] == [42, 42]
+    verdict = arriving(*begun, *at(44, ACT, *whole("c", 43, "a<-p")))
+    assert ("edge_dropped", "c", 46, "a<-q") in found(verdict)
+    assert status(arriving(*begun[:3], *at(43, *whole("c", 42, "a<-p", "a<-q")))) == "lossy"  # not carrying k
+
+
+def test_ranges_and_a_baseline() -> None:
+    """Of a range that ends before it everything is missing; of others nothing."""
+    begun = at(40, TURN, TURN, row("baseline", edges=[["a", "p"]]))
+    verdict = arriving(*begun, *at(43, *whole("c", 41, "a<-q", lo=40), resume("c")))
+    assert found(verdict) == [
+        ("frontier_unverified", "c", 44, ""),
+        ("resumed_unverified", "c", 45, ""),
+        ("session_joined", "s", 40, ""),
+        ("stale_on_authorization", "c", 44, ""),
+    ]
+    verdict = arriving(*begun, *at(43, *whole("c", 42, "a<-p"), resume("c")))
+    assert (found(verdict), status(verdict)) == ([("session_joined", "s", 40, "")], "verified")
+    verdict = arriving(*begun, *at(43, *whole("c", 42, "a<-q")))
+    assert found(verdict)[:2] == [("edge_dropped", "c", 44, "a<-p"), ("edge_hallucinated", "c", 44, "a<-q")]
+    verdict = arriving(*begun, *at(43, TURN, *whole("c", 43, "a<-p", lo=43)))
+    assert found(verdict)[0] == ("edge_out_of_range", "c", 45, "a<-p")
+
+
+def test_conflicts_and_a_baseline() -> None:
+    """About a position before it there is none, whether it was found before or after. About its own there is."""
+    other = {**REVOKED, "seq": 40}
+    begun = at(40, TURN, TURN, STATED, TURN)
+    joined = ("session_joined", "s", 40, "")
+    for rows in ([other, *begun], [*begun[:1], other, *begun[1:]], [*begun, other]):
+        assert found(arriving(*rows, max_waiting=0)) == [joined], rows
+        assert found(arriving(*rows)) == [joined], rows
+    assert found(arriving(*begun, {**TURN, "seq": 3}, max_waiting=0)) == [joined]
+    assert arriving(*begun, other, max_waiting=0).late == 1
+    assert arriving(*begun, begun[0], max_waiting=0).duplicates == 1
+    for rows in ([*begun[:3], {**REVOKED, "seq": 42}, begun[3]], [*begun, {**REVOKED, "seq": 42}]):
+        verdict = arriving(*rows, *at(44, *whole("c", 43, "a<-p", "a<-q")), max_waiting=0)
+        assert {("log_conflict", "s", 42, ""), ("frontier_unverified", "c", 45, "")} <= {*found(verdict)}
+        assert {each["replay_from"] for each in verdict.halts if each["status"] == "halt"} == {42}
+
+
+def test_a_baseline_at_the_first_position_and_elsewhere() -> None:
+    assert found(history(STATED, ACT)) == []
+    assert found(history(TURN, STATED, ACT)) == [("action_unauthorized", "a", 3, "")]
+    verdict = arriving(*at(5, TURN, STATED, REVOKED, STATED, ACT))
+    assert found(verdict) == [("action_unauthorized", "a", 9, ""), ("session_joined", "s", 5, "")]
+    verdict = arriving(*at(5, TURN, STATED, ACT), midstream="judge")
+    assert found(verdict) == [("action_unauthorized", "a", 7, ""), ("log_gap", "s", 1, "4")]
+
+
+def test_who_owns_a_session_is_known_before_it_is_judged() -> None:
+    """Else another tenant could state what holds in it."""
+    acme = {**TURN, "tenant": "acme"}
+    verdict = arriving(*at(5, acme, {**STATED, "tenant": "rival"}, ACT), max_waiting=0)
+    assert (found(verdict), verdict.dead, status(verdict)) == ([("session_joined", "s", 5, "")], 1, "unjudged")
+
+
+def test_an_approval_for_so_many_actions() -> None:
+    """The one whose newest grant came first is used first; a new grant starts anew; a harmless action uses none."""
+    once, twice = grant("a<-p", uses=1), grant("a<-q", uses=2)
+    harmless = row("action", action_id="a")
+    verdict = history(twice, once, harmless, ACT, ACT, ACT, ACT, once, ACT, ACT)
+    assert [(rule, position) for rule, _, position, _ in found(verdict)] == [
+        ("action_unauthorized", 7),
+        ("action_unauthorized", 10),
+    ]
+    rows = [once, ACT, *whole("c", 2, "a<-p")]
+    assert ("edge_revoked", "c", 4, "a<-p") in found(history(*rows))
+    verdict = history(grant("a<-q", uses=1), once, grant("a<-q", uses=1), ACT, *whole("c", 4, "a<-q"))
+    assert found(verdict) == []  # p came first, and so is what was used; leaving it out is right
+    assert found(history(grant("a<-q"), once, ACT, ACT, *whole("c", 4, "a<-q", "a<-p"))) == []  # q has no limit
+    assert found(history(once, grant("a<-p"), ACT, ACT, *whole("c", 4, "a<-p"))) == []  # nor has p, from then on
+
+
+def test_the_last_use_is_like_a_revocation() -> None:
+    """Also for a checkpoint that does not cover it, and for an agent that has replayed it or not."""
+    rows = [grant("a<-p", uses=2), *whole("c", 1, "a<-p"), ACT, ACT]
+    assert found(history(*rows[:4], resume("c"))) == []
+    stale = ("stale_on_authorization", "c", 5, "")
+    assert found(history(*rows, resume("c"))) == [("resumed_unverified", "c", 6, ""), stale]
+    assert found(history(*rows, resume("c", replayed_to=4))) == [("resumed_unverified", "c", 6, ""), stale]
+    assert found(history(*rows, resume("c", replayed_to=5))) == [stale]
+
+
+def test_a_baseline_grants_without_limit() -> None:
+    assert found(history(STATED, grant("a<-z", uses=1), ACT, ACT, ACT)) == []
+
+
+def test_a_resume_that_replayed_the_log() -> None:
+    """All that changed was replayed, and no more than there is; nothing else is wrong with the checkpoint."""
+    rows = [grant("a<-p"), *whole("c", 1, "a<-p"), REVOKED, TURN]
+
+    def unsafe(*more: Row, replayed_to: int | None, **fields: Any) -> bool:
+        verdict = history(*rows, *more, resume("c", replayed_to=replayed_to, **fields))
+        return any(each.rule == "resumed_unverified" for each in verdict.findings)
+
+    assert unsafe(replayed_to=None) and unsafe(replayed_to=3) and unsafe(replayed_to=6)
+    assert not unsafe(replayed_to=4) and not unsafe(replayed_to=5)
+    assert unsafe(grant("b<-q"), replayed_to=5)
+    assert unsafe(row("authorization"), replayed_to=5)  # not explicit: still one
+    assert unsafe(summary("of-c", hi=1, generation=2), replayed_to=6)
+    verdict = arriving(*at(1, *rows), resume("c", replayed_to=5))  # without seq, at 5: not before itself
+    assert ("resumed_unverified", "c", 5, "") in found(verdict)
+    verdict = history(*rows, resume("c"), resume("c", replayed_to=5), summary("m", hi=1))
+    assert halts(verdict) == [(6, "halt", ["resumed_unverified"]), (7, "clear", ["resumed_unverified"])]
+
+
+def test_what_is_inferred_is_a_warning() -> None:
+    """It is found all the same, opens no halt, and harms no checkpoint."""
+    guessed = [
+        row("constraint", constraint_id="k", polarity="negative", inferred=True),
+        row("fact", fact_id="f", anchor="x", floor_tokens=2, inferred=True),
+    ]
+    verdict = history(*guessed, summary("n", hi=2, facts={"f": "y"}, root=True), checkpoint("c", "n", 2), resume("c"))
+    assert {(each.rule, each.severity) for each in verdict.findings} == {
+        (rule, "warning") for rule in ("constraint_dropped", "fact_below_floor", "anchor_lost")
+    }
+    assert (verdict.halts, status(verdict)) == ([], "verified")
+    stated = {**guessed[0], "inferred": None}
+    for rows in ([guessed[0], stated], [stated]):  # the last record counts
+        verdict = history(*rows, summary("n", hi=len(rows), root=True))
+        assert [each.severity for each in verdict.findings] == ["critical"] and verdict.halts
+
+
+def test_an_inferred_checkpoint() -> None:
+    """Nobody stated its edges, so they are not judged; but nothing is verified by it."""
+    rows = [grant("a<-p"), *whole("c", 1, "b<-q", inferred=True)]
+    verdict = history(*rows)
+    assert (found(verdict), status(verdict)) == ([], "unverified")
+    assert found(history(*rows, resume("c"))) == [("resumed_unverified", "c", 4, "")]
+    assert found(arriving(*at(1, *rows), *at(5, TURN))) == [("log_gap", "s", 4, "")]
+    assert found(history(TURN, *whole("c", 9, inferred=True)))[0] == ("frontier_ahead_of_log", "c", 3, "")
+
+
+def test_provenance_that_is_inferred() -> None:
+    def severities(*calls: tuple[str, bool]) -> list[str]:
+        rows = [row("tool_result", call_key="k", handle=handle, inferred=inferred) for handle, inferred in calls]
+        verdict = history(TURN, *whole("c", 1), *rows[:-1], resume("c"), rows[-1])
+        assert bool(verdict.halts) == any(each.severity == "critical" for each in verdict.findings)
+        return [each.severity for each in verdict.findings]
+
+    assert severities(("h", False), ("i", False)) == ["critical"]
+    assert severities(("h", False), ("i", True)) == ["warning"]
+    assert severities(("h", True), ("h", True), ("i", False)) == ["warning"]
+    assert severities(("h", True), ("h", False), ("i", False)) == ["critical"]
+
+
+def test_a_parent_answers_for_what_its_children_carried() -> None:
+    """Its range is theirs as well, also of children that nobody names any more, up to its own end."""
+    declared = [
+        row("constraint", constraint_id="k", polarity="negative"),
+        row("fact", fact_id="f", anchor="x"),
+        row("fact", fact_id="later", anchor="z"),
+    ]
+    child = summary("n1", hi=2, negative_constraints=["k"], facts={"f": "x"})
+    middle = summary("n2", lo=4, hi=4, children=["n1"], negative_constraints=["k"], facts={"f": "x"})
+    top = summary("n3", lo=5, hi=5, children=["n2"], instruction="focus on it")
+    verdict = history(*declared, child, middle, top)
+    assert found(verdict) == [
+        ("constraint_dropped", "n3", 6, "k"),
+        ("fact_dropped", "n3", 6, "f"),
+        ("reranking_without_floor", "n3", 6, "1"),
+    ]
+    # Blame: the loss is the middle's, as it answers for what the first one carried.
+    verdict = history(*declared, child, {**middle, "negative_constraints": [], "facts": {}}, top)
+    assert [each for each in found(verdict) if each[0] != "reranking_without_floor"] == [
+        ("constraint_dropped", "n2", 5, "k"),
+        ("fact_dropped", "n2", 5, "f"),
+    ]
+    # What its child covers behind its own end is none of its business.
+    verdict = history(TURN, *declared, summary("n1", lo=2, hi=3, negative_constraints=["k"], facts={"f": "x"}))
+    assert found(verdict) == []
+    verdict = history(
+        TURN,
+        *declared,
+        summary("n1", lo=2, hi=3, negative_constraints=["k"], facts={"f": "x"}),
+        summary("n2", hi=1, children=["n1"]),
+    )
+    assert found(verdict) == []
+
+
+def test_what_has_no_place_in_the_log_does_not_clear_every_halt() -> None:
+    """Not that somebody acted without permission, nor that the log contradicts itself; a checkpoint with a place
+    in it does."""
+    rows = [TURN, *whole("c", 1), ACT, resume("unknown"), ACT, REPLAY]
+    opened = [(4, "halt", ["action_unauthorized"]), (5, "halt", ["resumed_unverified"])]
+    opened += [(6, "halt", ["action_on_degraded", "action_unauthorized"])]
+    behind = [{**each, "note": 1} for each in whole("d", 6)]
+    verdict = arriving(*at(1, *rows[:6]), REPLAY, *behind)
+    assert halts(verdict) == [*opened, (6, "clear", ["resumed_unverified"])]
+    verdict = arriving(*at(1, *rows[:6]), *at(7, REPLAY), *at(8, *behind))
+    assert {each["position"] for each in verdict.halts if each["status"] == "clear"} == {7, 9}
+    assert verdict.sessions[0]["open_halts"] == 0
+    contested = [*at(1, TURN), {**REVOKED, "seq": 1}, *at(2, TURN, TURN)]
+    verdict = arriving(*contested, *whole("d", 3, lo=2))
+    assert (verdict.sessions[0]["open_halts"], status(verdict)) == (1, "degraded")
+    assert status(arriving(*contested, *at(4, *whole("d", 3, lo=2)))) == "verified"
+
+
 GOOD_SUMMARY = summary("n", hi=1)
 GOOD_CHECKPOINT = checkpoint("c", "n", 1)
 RETENTION = {"per_node_recall": 1, "source": "probe", "depth": 1}
@@ -465,6 +840,15 @@ RETENTION = {"per_node_recall": 1, "source": "probe", "depth": 1}
         {**TURN, "seq": 1, "kind": 3},
         {**TURN, "seq": 1, "tenant": 3},
         row("authorization", 1, action_id=7),
+        row("authorization", 1, action_id="a", precondition_id="p", uses=0),
+        row("authorization", 1, action_id="a", precondition_id="p", uses=True),
+        row("baseline"),
+        row("baseline", 1, edges=[["a"]]),
+        row("baseline", 1, live="r"),
+        row("baseline", 1, negative_constraints=[""]),
+        row("constraint", 1, constraint_id="k", retired=True, inferred="yes"),
+        row("resume", checkpoint_id="c", replayed_to=0),
+        row("resume", checkpoint_id="c", replayed_to="1"),
         row("revocation", 1, action_id=""),
         row("action", 1, action_id="a", irreversible=1),
         row("referent_added", 1, referent_id="r", store="disk"),
@@ -495,6 +879,7 @@ RETENTION = {"per_node_recall": 1, "source": "probe", "depth": 1}
         {**GOOD_SUMMARY, "retention": {**RETENTION, "depth": 0}},
         {**GOOD_SUMMARY, "retention": {**RETENTION, "source": "guess"}},
         {**GOOD_CHECKPOINT, "turn": None},
+        {**GOOD_CHECKPOINT, "inferred": 1},
         {**GOOD_CHECKPOINT, "asserted_edges": [["a"]]},
         {**GOOD_CHECKPOINT, "asserted_edges": [["a", ""]]},
         {**GOOD_CHECKPOINT, "summary_generation": 0},
@@ -534,6 +919,9 @@ def test_not_json(line: bytes) -> None:
         row("constraint", 1, constraint_id="k", retired=True),
         row("fact", 1, fact_id="f", anchor=" ", floor_tokens=0, text=""),
         row("gc", node_ids=[]),
+        row("baseline", 1),
+        row("baseline", 1, edges=[], live=None, durable=["r"], negative_constraints=[]),
+        row("resume", checkpoint_id="c", replayed_to=None),
         row("probe", node_id="n", probes=1, recalled=0),
         {**GOOD_SUMMARY, "facts": {}, "retention": RETENTION, "unknown": [None]},
         {**GOOD_CHECKPOINT, "asserted_edges": None, "turn": 0, "as_of_seq": 0},
@@ -543,8 +931,21 @@ def test_valid(fields: Row) -> None:
     assert read(json.dumps(fields).encode()).kind == fields["kind"]
 
 
-def test_the_last_of_equal_keys_wins() -> None:
-    assert read(b'{"kind": "a", "session_id": "s", "seq": 1, "kind": "b"}').kind == "b"
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        (b'"seq": 1, "x": 1, "x": 1', ("s", 1)),
+        (b'"seq": 1, "x": [{"y": 1, "y": 2}]', ("s", 1)),
+        (b'"seq": 1, "kind": "b"', ("s", 1)),
+        (b'"seq": 1, "x": null, "x": 2', ("s", 1)),
+        (b'"seq": 1, "seq": 1', None),
+        (b'"seq": 1, "session_\\u0069d": "t"', None),
+    ],
+)
+def test_a_key_that_is_there_twice(more: bytes, place: tuple[str, int] | None) -> None:
+    with pytest.raises(Unreadable) as error:
+        read(b'{"kind": "a", "session_id": "s", ' + more + b"}")
+    assert error.value.place == place
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -569,7 +970,7 @@ def test_sessions_are_valid_and_contiguous() -> None:
     for number in range(100):
         rows = random_session(rng, f"s{number}")
         assert 5 <= len(rows) <= 60
-        assert [each["seq"] for each in rows] == list(range(1, len(rows) + 1))
+        assert [each["seq"] for each in rows] == list(range(rows[0]["seq"], rows[0]["seq"] + len(rows)))
         for each in rows:
             read(json.dumps(each).encode())
 
@@ -597,7 +998,7 @@ def test_the_order_of_arrival_does_not_matter(seed: int) -> None:
     assert Counter(plain.findings) == Counter(mixed.findings)
     assert by_session(plain, "halts") == by_session(mixed, "halts")
     assert by_session(plain, "sessions") == by_session(mixed, "sessions")
-    assert mixed.duplicates and not mixed.dead and not mixed.late
+    assert mixed.duplicates and mixed.dead >= plain.dead
 
 
 def test_sessions_meet_everything() -> None:
@@ -605,26 +1006,59 @@ def test_sessions_meet_everything() -> None:
     arrives damaged."""
     seen = count(1000)
     few = {rule: seen[f"rule {rule}"] for rule in RULES if seen[f"rule {rule}"] < 10}
-    assert set(few) == {"log_conflict", "log_gap"}
-    for status in ("verified", "stale", "lossy", "corrupt", "degraded", "uncompacted"):
-        assert seen[f"status {status}"] >= 30, status
+    assert set(few) == {"log_conflict"}
+    for status in ("verified", "stale", "lossy", "corrupt", "degraded", "uncompacted", "unjudged"):
+        assert seen[f"status {status}"] >= 20, status
     for kind in ("checkpoint", "reconcile", "resume"):
         assert seen[f"halt cleared by a {kind}"] >= 10, kind
     assert seen["halt with reexpand_from"] >= 100
     assert seen["sessions without a finding"] >= 30
 
 
+def test_what_sessions_say_matters() -> None:
+    seen = matters(400)
+    for name in ("uses", "replayed_to", "inferred", "tenant", "children", "baseline"):
+        assert seen[f"changed by {name}"] >= 8, (name, seen)
+
+
 def test_damaged_arrivals_meet_the_rest() -> None:
     rng = random.Random(0)
     seen: Counter[str] = Counter()
-    for number in range(400):
+    for number in range(500):
         rows = random_session(rng, f"s{number}")
         lines = arrange(
-            rng, [rows], shuffle=0.3, duplicates=0.1, drop=0.005, conflicts=0.02, unreadable=0.01, unsequenced=0.05
+            rng,
+            [rows],
+            shuffle=0.3,
+            duplicates=0.1,
+            drop=0.005,
+            conflicts=0.02,
+            unreadable=0.01,
+            unsequenced=rng.choice((0.0, 0.1)),
+            runs=0.003,
+            leaps=0.05,
+            nowhere=rng.choice((0.0, 0.1)),
         )
-        verdict = judge(lines, max_waiting=rng.choice((None, 4, 8)))
+        max_waiting = rng.choice((None, 4, 8))
+        verdict = judge(lines, max_waiting)
         seen.update(each.rule for each in verdict.findings)
+        seen.update("run" for each in verdict.findings if each.rule == "log_gap" and each.detail)
         seen.update(each["status"] for each in verdict.sessions)
         seen.update({"dead": verdict.dead, "duplicates": verdict.duplicates, "late": verdict.late})
-    for name in ("log_gap", "log_conflict", "unverified", "verified", "dead", "duplicates", "late"):
+        seen["changed by judging what is joined"] += judge(lines, max_waiting, midstream="judge") != verdict
+        seen["changed by what is remembered"] += judge(lines, max_waiting, remembered=4) != verdict
+    for name in (
+        "log_gap",
+        "run",
+        "log_conflict",
+        "session_joined",
+        "unjudged",
+        "unverified",
+        "verified",
+        "dead",
+        "duplicates",
+        "late",
+        "changed by judging what is joined",
+        "changed by what is remembered",
+    ):
         assert seen[name] >= 10, (name, seen)

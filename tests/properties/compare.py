@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from sidecar.engine.fold import Arrival, Engine
 from sidecar.engine.limits import Limits
@@ -82,7 +82,7 @@ def shape(result: Run) -> tuple[Counter[Any], list[Any], list[Any]]:
     about: dict[str, tuple[str, str]] = {}
     for f in result.findings:
         about[f.finding_id] = (f.rule, f.subject.id)
-        rows[f.rule, f.subject.type, f.subject.id, f.position, _detail(f)] += 1
+        rows[f.rule, f.subject.type, f.subject.id, f.position, _detail(f), f.severity] += 1
     halts = [
         (
             h.session_id,
@@ -102,7 +102,7 @@ def shape(result: Run) -> tuple[Counter[Any], list[Any], list[Any]]:
 
 def shape_of(verdict: Verdict) -> tuple[Counter[Any], list[Any], list[Any]]:
     """Return the judge's verdict in the same shape."""
-    rows = Counter((f.rule, f.subject_type, f.subject_id, f.position, f.detail) for f in verdict.findings)
+    rows = Counter((f.rule, f.subject_type, f.subject_id, f.position, f.detail, f.severity) for f in verdict.findings)
     halts = [
         (
             h["session_id"],
@@ -120,11 +120,15 @@ def shape_of(verdict: Verdict) -> tuple[Counter[Any], list[Any], list[Any]]:
     return rows, sorted(halts, key=repr), sorted(sessions)
 
 
-def disagreement(lines: Sequence[bytes], *, max_waiting: int | None = None) -> list[str]:
+def disagreement(
+    lines: Sequence[bytes], *, max_waiting: int | None = None, midstream: Literal["skip", "judge"] = "skip"
+) -> list[str]:
     """Say where engine and judge disagree on these lines; nothing where they agree."""
-    limits = Limits() if max_waiting is None else Limits(max_waiting=max_waiting)
+    limits = Limits(midstream=midstream)
+    if max_waiting is not None:
+        limits = Limits(midstream=midstream, max_waiting=max_waiting)
     result = run(lines, limits=limits)
-    verdict = judge(lines, max_waiting)
+    verdict = judge(lines, max_waiting, midstream=midstream)
     ours, theirs = shape(result), shape_of(verdict)
     problems = [f"only the engine finds {row}" for row in (ours[0] - theirs[0])]
     problems += [f"only the judge finds {row}" for row in (theirs[0] - ours[0])]
