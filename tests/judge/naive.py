@@ -415,7 +415,7 @@ class Log:
         self.contents: dict[int, str] = {}  # of every position applied that was not missing then
         self.gaps: list[range] = []  # the positions that are missing: given up, unreadable, refused, contested
         self.waiting: dict[int, Record | None] = {}  # None: what came for it cannot be read, or is refused
-        self.contested: set[int] = set()  # positions with a conflict, found or (while waiting) to be found
+        self.contesting: dict[int, list[Record]] = {}  # what came for a position that another one waits at
         self.unsequenced: list[Record] = []  # waiting, in order of arrival
         self.unsequenced_contents: list[str] = []
         self.tenant: str | None = None
@@ -454,24 +454,22 @@ class Log:
     def _arrive_behind(self, record: Record, seq: int) -> None:
         """For a position that the log has passed."""
         remembered = seq > self.position - self.remembered
-        if any(seq in gap for gap in self.gaps):
-            self.late += 1
+        if self.unjudged or seq < self.baseline or any(seq in gap for gap in self.gaps):
+            self.late += 1  # a conflict before a baseline is none: the protocol does not say what it is instead
         elif remembered and record.content == self.contents[seq]:
             self.duplicates += 1
-        elif self.unjudged or seq < self.baseline:
-            self.late += 1  # a conflict here is none: the protocol does not say what it is instead
         else:
             self._conflict(seq)
 
     def _arrive_again(self, record: Record, seq: int) -> None:
-        """For a position that something waits at. Of several conflicts there only the first makes one."""
+        """For a position that something waits at. Whether it is a conflict shows when the log gets there."""
         waiting = self.waiting[seq]
         if waiting is None:
             self.late += 1
         elif record.content == waiting.content:
             self.duplicates += 1
         else:
-            self.contested.add(seq)
+            self.contesting.setdefault(seq, []).append(record)
 
     def _conflict(self, seq: int) -> None:
         """From here on the position is missing, so that there is one conflict a position."""
@@ -488,12 +486,13 @@ class Log:
         else:
             self.unsequenced.append(record)
 
-    def _apply_without_seq(self, record: Record, awaited: range = range(0)) -> None:
-        """It names no tenant, having no place in the log, but it may name a wrong one."""
+    def _apply_without_seq(self, record: Record, awaited: range = range(0), position: int | None = None) -> None:
+        """It names no tenant (what is refused must not depend on when this arrives), but it may name a wrong one."""
+        at = self.position if position is None else position
         if self._is_foreign(record):
             self.refused += 1
         elif not self.unjudged:
-            self.steps.append(Step("record", self.position, record, awaited, applied=self.position))
+            self.steps.append(Step("record", at, record, awaited, applied=at))
 
     def _advance(self) -> None:
         """Apply what is next for as long as it is there, or as the bound allows no more waiting for it."""
@@ -518,13 +517,13 @@ class Log:
             else:
                 self._apply(record, position)
         for each in self._unsequenced_in_order():
-            if _as_of(each) <= self.position:
+            if _as_of(each) <= self.position:  # within a run that is given up, the log gets there with the run
                 self.unsequenced.remove(each)
-                self._apply_without_seq(each)
+                self._apply_without_seq(each, position=_as_of(each))
 
     def _give_up(self, run: range, *, waited: bool = True) -> None:
-        """These are missing, all at once: nothing is judged between two positions of a run. What was waited for
-        in vain from the session's begin on, before anything was judged, is what came before the sidecar did."""
+        """These are missing, all at once. What was waited for in vain from the session's begin on, before anything
+        was judged, is what came before the sidecar did."""
         self.position = run[-1]
         self.gaps.append(run)
         if waited and run[0] == 1 and not self.steps and self.midstream == "skip":
@@ -544,7 +543,10 @@ class Log:
             self.steps.append(Step("baseline", position, record, applied=position))
         elif not self.unjudged:
             self.steps.append(Step("record", position, record, applied=position))
-        if position in self.contested and not self.unjudged:
+        contesting = self.contesting.pop(position, [])
+        foreign = [each for each in contesting if self._is_foreign(each)]  # as if they had come only now
+        self.refused += len(foreign)
+        if len(contesting) > len(foreign) and not self.unjudged:
             self._conflict(position)
 
     def _unsequenced_in_order(self) -> list[Record]:

@@ -473,7 +473,8 @@ REVOKED = row("revocation", action_id="a")
 
 
 def test_a_run_is_one_gap_however_long() -> None:
-    """What has no seq is judged behind the whole run. An unreadable record makes a gap of its own."""
+    """What has no seq is judged where it was made, with the whole run missing. An unreadable record makes a gap of
+    its own."""
     verdict = arriving(
         *at(1, TURN),
         *at(2**40, row("action", action_id=7), TURN),
@@ -482,7 +483,7 @@ def test_a_run_is_one_gap_however_long() -> None:
     )
     last = 2**40 - 1
     assert found(verdict) == [
-        ("frontier_unverified", "c", last, ""),
+        ("frontier_unverified", "c", 7, ""),
         ("log_gap", "s", 2, str(last)),
         ("log_gap", "s", 2**40, ""),
     ]
@@ -571,6 +572,21 @@ def test_another_tenant_cannot_contest_a_position() -> None:
     assert (found(verdict), verdict.dead) == ([("log_gap", "s", 3, "")], 2)
 
 
+def test_a_position_contested_while_it_waits() -> None:
+    """What becomes of it is what would if the others had come when the log has got there: another tenant is
+    refused, and neither hides another conflict nor says whose the session is."""
+    first, rival = {**TURN, "seq": 2}, {**REVOKED, "seq": 2, "tenant": "rival"}
+    acme = {**TURN, "tenant": "acme"}
+    verdict = arriving(first, rival, *at(1, acme))
+    assert (found(verdict), verdict.dead) == ([], 1)
+    verdict = arriving(first, rival, {**REVOKED, "seq": 2}, *at(1, acme))
+    assert (found(verdict), verdict.dead) == ([("log_conflict", "s", 2, "")], 1)
+    verdict = arriving(first, rival, *at(1, TURN), *at(3, acme))
+    assert (found(verdict), verdict.dead) == ([("log_conflict", "s", 2, "")], 0)
+    verdict = arriving(rival, first, *at(1, acme))
+    assert (found(verdict), verdict.dead) == ([("log_gap", "s", 2, "")], 1)
+
+
 def test_tenants_without_seq() -> None:
     """Whoever has no place in the log does not say whose the session is, and may not be another."""
     claim = row("reconcile", decision="replay", tenant="rival")
@@ -593,6 +609,7 @@ def test_joined_midstream() -> None:
     assert found(verdict) == [("session_joined", "s", 5, "")]
     assert (verdict.halts, status(verdict)) == ([], "unjudged")
     assert (verdict.dead, verdict.duplicates, verdict.late) == (1, 0, 2)
+    assert arriving(*at(5, TURN, TURN), *at(5, TURN), max_waiting=0).late == 1  # the same, and still no duplicate
     verdict = arriving(*rows, max_waiting=0, midstream="judge")
     assert {rule for rule, *_ in found(verdict)} >= {"log_gap", "log_conflict", "action_unauthorized"}
     assert ("log_gap", "s", 1, "4") in found(verdict) and status(verdict) == "degraded"
@@ -655,7 +672,8 @@ def test_conflicts_and_a_baseline() -> None:
         assert found(arriving(*rows)) == [joined], rows
     assert found(arriving(*begun, {**TURN, "seq": 3}, max_waiting=0)) == [joined]
     assert arriving(*begun, other, max_waiting=0).late == 1
-    assert arriving(*begun, begun[0], max_waiting=0).duplicates == 1
+    assert arriving(*begun, begun[0], max_waiting=0).late == 1
+    assert arriving(*begun, begun[2], max_waiting=0).duplicates == 1
     for rows in ([*begun[:3], {**REVOKED, "seq": 42}, begun[3]], [*begun, {**REVOKED, "seq": 42}]):
         verdict = arriving(*rows, *at(44, *whole("c", 43, "a<-p", "a<-q")), max_waiting=0)
         assert {("log_conflict", "s", 42, ""), ("frontier_unverified", "c", 45, "")} <= {*found(verdict)}

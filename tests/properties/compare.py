@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from sidecar.engine.fold import Arrival, Engine
 from sidecar.engine.limits import Limits
 from sidecar.protocol.decode import Unreadable, decode
@@ -124,9 +126,9 @@ def disagreement(
     lines: Sequence[bytes], *, max_waiting: int | None = None, midstream: Literal["skip", "judge"] = "skip"
 ) -> list[str]:
     """Say where engine and judge disagree on these lines; nothing where they agree."""
-    limits = Limits(midstream=midstream)
+    limits = Limits(midstream=midstream, positions=2**61)  # the judge forgets nothing, however long a gap is
     if max_waiting is not None:
-        limits = Limits(midstream=midstream, max_waiting=max_waiting)
+        limits = msgspec.structs.replace(limits, max_waiting=max_waiting)
     result = run(lines, limits=limits)
     verdict = judge(lines, max_waiting, midstream=midstream)
     ours, theirs = shape(result), shape_of(verdict)
