@@ -21,7 +21,7 @@ from tests.judge.naive import judge
 from tests.judge.sessions import ACTIONS, NODES, REFERENTS, Row, arrange, random_session
 from tests.properties.compare import EDGE_RULES, _detail, arrivals
 
-SESSIONS = int(os.environ.get("FRONTIER_SESSIONS", "10000")) // 10
+SESSIONS = int(os.environ.get("FRONTIER_SESSIONS", "10000")) // 12
 BLOCKS = 4
 DAMAGE: tuple[dict[str, float], ...] = ({}, {}, {"drop": 0.02}, {"drop": 0.02, "conflicts": 0.02, "unreadable": 0.02})
 
@@ -111,7 +111,7 @@ def test_a_resume_is_allowed_exactly_where_it_would_be_safe(block: int) -> None:
     for moment in moments(block):
         before = moment.engine.dump()
         names = [row["checkpoint_id"] for row in moment.rows if row["kind"] == "checkpoint"]
-        name = moment.rng.choice([*names[-2:], *names[-1:], *names[-1:], "nobody"])
+        name = moment.rng.choice([*names[-2:], "nobody"])
         refs = next((row.get("verbatim_refs", []) for row in moment.rows if row.get("checkpoint_id") == name), [])
         deps = moment.rng.choice([[], refs, [*refs, moment.rng.choice(REFERENTS)]])
         assert moment.applied is not None
@@ -154,12 +154,10 @@ def test_a_proposal_is_told_what_its_judging_would_find(block: int) -> None:
             del proposal["seq"]
         record, _ = decode(json.dumps(proposal).encode())
         answer = ask.commit(moment.engine, record)  # type: ignore[arg-type]
-        if moment.unjudged:
-            assert answer.decision != "commit"
-            continue
         ours = Counter((f.rule, f.subject.id, f.position, _detail(f), f.severity) for f in answer.findings)
         assert ours == found, (moment.rows, proposal)
-        clean = not {r for r, *_ in found} - {"recall_self_reported"}
+        # What rests on something inferred is a warning, and holds nothing up.
+        clean = not any(severity != "warning" or r == "reranking_without_floor" for r, *_, severity in found)
         assert (answer.decision == "commit") == (clean and not moment.unjudged), answer
         given[answer.decision] += 1
         assert moment.engine.dump() == before
@@ -174,9 +172,6 @@ def test_nothing_is_reclaimable_that_a_rule_or_a_halt_would_hold_back(block: int
         node_ids = moment.rng.sample([*NODES, "nobody"], 3)
         found = moment.would_find("gc", node_ids=node_ids)
         answer = ask.gc(moment.engine, GcRequest(session_id="s", node_ids=node_ids))
-        if moment.unjudged:
-            assert not answer.reclaimable and answer.decision != "reclaim"
-            continue
         unprobed = {subject for rule, subject, *_ in found if rule == "gc_before_probe"}
         known = {row["node_id"] for row in moment.rows if row["kind"] == "summary"}
         held = moment.session is not None and moment.session["open_halts"]
