@@ -161,7 +161,12 @@ class Sequencer:
         else:
             if order.conflicts is None:
                 order.conflicts = {}
-            order.conflicts.setdefault(seq, _held(session, record, False, digest, located))
+            known = order.conflicts.get(seq)
+            if known is None or (known.tenant is not None and known.tenant != record.tenant):
+                # The one that is known may turn out to be another tenant's; of two that name tenants one contends.
+                order.conflicts[seq] = held = _held(session, record, False, digest, located)
+                if known is not None:
+                    held.tenant = None
 
     def _count_late(self, session: Session) -> None:
         self.counters.late += 1
@@ -190,11 +195,12 @@ class Sequencer:
         )
 
     def _belongs(self, session: Session, record: Held | Unplaced, seq: int | None, tenant: str | None) -> bool:
-        """Tell whether a record that waited is of the session's tenant; the first that names one decides whose."""
+        """Tell whether a record is of the session's tenant, which the first one that has a `seq` and a tenant names."""
         if tenant is None or tenant == session.tenant:
             return True
         if session.tenant is None:
-            session.tenant = tenant
+            if seq is not None:
+                session.tenant = tenant
             return True
         self._refuse(session, seq, tenant, record.source, record.key, record.value)
         return False
@@ -206,12 +212,13 @@ class Sequencer:
         while waiting and queue and queue[0] == session.applied + 1:
             seq = heappop(queue)
             held = waiting.pop(seq)
-            if session.unjudged and type(held.record) is not Baseline:
+            belongs = self._belongs(session, held, seq, held.tenant)
+            if session.unjudged and not (belongs and type(held.record) is Baseline):
                 session.applied = seq
                 if order.conflicts:
                     order.conflicts.pop(seq, None)
                 self._judge_placed(session)
-            elif held.unreadable or not self._belongs(session, held, seq, held.tenant):
+            elif held.unreadable or not belongs:
                 self._miss(session, seq, seq, held.source)
             else:
                 self._apply(session, seq, held)
