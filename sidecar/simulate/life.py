@@ -1,6 +1,7 @@
 """The life of a session: it is planned, works, compacts, crashes and resumes."""
 
-from sidecar.simulate.session import Checkpoint, Session
+from sidecar.simulate.session import Session
+from sidecar.simulate.world import Checkpoint
 from sidecar.simulate.settings import Shape
 
 
