@@ -108,5 +108,7 @@ class Direct:
         now = datetime.now(UTC)
         for halt in outcome.halts:
             audience.halt(halt)
+        for _ in outcome.letters:  # what the fold refuses is a dead letter like what cannot be read
+            audience.letter()
         for finding in outcome.findings:
             audience.finding(replace(finding, detected_at=now))

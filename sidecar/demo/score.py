@@ -75,7 +75,7 @@ class Score:
 
         Findings of sessions with a missing position are left out: they have to wait until it is given up.
         """
-        waiting = {session for session, rule, _ in self.flagged if rule == "log_gap"}
+        waiting = {session for session, rule, _ in self.flagged if rule in ("log_gap", "session_joined")}
         return sorted(
             at - sent[source]
             for session, source, at in self._seen

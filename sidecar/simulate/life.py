@@ -1,7 +1,8 @@
 """The life of a session: it is planned, works, compacts, crashes and resumes."""
 
-from sidecar.simulate.session import Checkpoint, Session
+from sidecar.simulate.session import Session
 from sidecar.simulate.settings import Shape
+from sidecar.simulate.world import Checkpoint
 
 
 def plan(session: Session) -> None:

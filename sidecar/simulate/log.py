@@ -112,9 +112,22 @@ class Log:
         self._tick()
         self.entries.append(Entry(self.at, "events", value, plain=False))
 
-    def contradict(self, seq: int) -> None:
-        """Append another record for a position that is taken by an opaque turn."""
-        self._append("events", "message", {"seq": seq}, self._labels, {"text": "(a second writer's turn)"})
+    def guarded_turn(self) -> int:
+        """Append a turn that transport noise may not touch, and return its position."""
+        seq = self.turn()
+        self.entries[-1] = self.entries[-1]._replace(plain=False)
+        return seq
+
+    def contradict(self, seq: int, kind: str = "message", **fields: Any) -> None:
+        """Append another record for a position that is taken by a guarded turn; it comes once, and after that."""
+        self._append("events", kind, {"seq": seq}, self._labels, fields)
+        self.entries[-1] = self.entries[-1]._replace(plain=False)
+
+    def smuggle(self, kind: str, tenant: str, **fields: Any) -> int:
+        """Take a position with a record that names another tenant, and return it."""
+        seq = self.event(kind, **fields, tenant=tenant)
+        self.entries[-1] = self.entries[-1]._replace(plain=False)
+        return seq
 
     def _append(
         self, role: Role, kind: str, place: dict[str, int], who: dict[str, str], fields: dict[str, Any]

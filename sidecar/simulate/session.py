@@ -7,8 +7,6 @@ healthy; a fault passes arguments that make it wrong and states with `expect` wh
 import random
 from typing import Any
 
-from msgspec import Struct
-
 from sidecar.simulate.log import Log
 from sidecar.simulate.names import (
     ACTIONS,
@@ -22,43 +20,7 @@ from sidecar.simulate.names import (
     RANKING_INSTRUCTIONS,
     THINGS,
 )
-
-Edge = tuple[str, str]
-
-
-class Fact(Struct):
-    """Keep a declared fact: where, and what of it must survive."""
-
-    seq: int
-    anchor: str
-    floor: int | None
-    text: str
-
-
-class Node(Struct):
-    """Keep the newest generation of a summary."""
-
-    node_id: str
-    generation: int
-    level: int
-    lo: int
-    hi: int
-    children: tuple[str, ...]
-    referents: list[str]
-    constraints: list[str]
-    facts: dict[str, str]
-    dropped: list[str]
-
-
-class Checkpoint(Struct):
-    """Keep a checkpoint; `sound` is whether a resume from it is safe as far as it depends on the checkpoint."""
-
-    checkpoint_id: str
-    node: Node
-    lo: int
-    hi: int
-    refs: list[str]
-    sound: bool
+from sidecar.simulate.world import Checkpoint, Edge, Fact, Node
 
 
 class Session:
@@ -80,6 +42,7 @@ class Session:
         self.dead_letters = 0
 
         self.edges: dict[Edge, int] = {}
+        self.once: dict[Edge, int] = {}
         self.revoked: list[Edge] = []
         self.implicit: list[int] = []
         self.missing: list[int] = []
@@ -97,10 +60,14 @@ class Session:
         self.checkpoints: list[Checkpoint] = []
         self.awaiting = False
         self.late_grants = False
+        self.unjudged = False
         self._made: dict[str, int] = {}
 
     def expect(self, rule: str, subject: str | None = None) -> None:
-        """State that the step must cause a finding; without a subject it is about the session."""
+        """State that the step must cause a finding, unless the session is unjudged; without a subject it is about
+        the session."""
+        if self.unjudged:
+            return
         self.expected.add((rule, subject or self.log.session_id))
 
     @property
@@ -122,6 +89,19 @@ class Session:
         self.edges[edge] = self.log.event("authorization", action_id=edge[0], precondition_id=edge[1])
         self._outdate()
         return edge
+
+    def authorize_once(self) -> Edge:
+        """Let somebody approve something for a single action."""
+        edge = (self.name(self.rng.choice(ACTIONS)), self.name("approval"))
+        self.once[edge] = self.log.event("authorization", action_id=edge[0], precondition_id=edge[1], uses=1)
+        self._outdate()
+        return edge
+
+    def use_up(self, edge: Edge) -> None:
+        """Carry out the single action that was approved, which ends the approval."""
+        del self.once[edge]
+        self.act(edge[0])
+        self._outdate()
 
     def authorize_implicitly(self) -> None:
         """Let somebody approve something without saying which approval it was."""
@@ -215,10 +195,10 @@ class Session:
         self.facts[fact_id] = Fact(self.log.event("fact", **fields), anchor, floor, text)
         return fact_id
 
-    def miss(self, position: int) -> None:
-        """State that a position is missing, and what that does to the newest checkpoint."""
+    def miss(self, position: int, rule: str = "log_gap") -> None:
+        """State that a position is missing, by which rule, and what that does to the newest checkpoint."""
         self.missing.append(position)
-        self.expect("log_gap")
+        self.expect(rule)
         if self.checkpoints:
             self.newest.sound = False
             self.expect("frontier_unverified", self.newest.checkpoint_id)
@@ -354,7 +334,7 @@ class Session:
 
     def granted(self, lo: int, hi: int) -> list[Edge]:
         """Return the edges granted in a range and in effect, which is what a checkpoint of it has to assert."""
-        return [edge for edge, seq in self.edges.items() if lo <= seq <= hi]
+        return [edge for edge, seq in (self.edges | self.once).items() if lo <= seq <= hi]
 
     def checkpoint(self, node: Node, *, whole: bool | None = None, sound: bool = True, **harm: Any) -> Checkpoint:
         """Write a checkpoint on a node.
@@ -393,12 +373,22 @@ class Session:
 
     # --- recovery -----------------------------------------------------------------------------------
 
-    def resume(self, checkpoint: Checkpoint, missing: tuple[str, ...] = ()) -> None:
-        """Crash, and resume from a checkpoint; `missing` is needed and not in it."""
+    def resume(self, checkpoint: Checkpoint, missing: tuple[str, ...] = (), *, replayed: bool = False) -> None:
+        """Crash, and resume from a checkpoint.
+
+        Args:
+            checkpoint: which one.
+            missing: what is needed and not in it.
+            replayed: whether the log was replayed on top of it, which is all that it takes where it is only stale.
+        """
         deps = self.rng.sample(checkpoint.refs, min(len(checkpoint.refs), 2))
-        self.log.compaction("resume", checkpoint_id=checkpoint.checkpoint_id, deps=[*deps, *missing])
-        self.awaiting = bool(missing) or not checkpoint.sound
-        if not checkpoint.sound:
+        fields: dict[str, Any] = {"checkpoint_id": checkpoint.checkpoint_id, "deps": [*deps, *missing]}
+        if replayed:
+            fields["replayed_to"] = self.log.seq
+        self.log.compaction("resume", **fields)
+        unsafe = not (checkpoint.sound or replayed)
+        self.awaiting = bool(missing) or unsafe
+        if unsafe:
             self.expect("resumed_unverified", checkpoint.checkpoint_id)
         if missing:
             self.expect("dependency_missing", checkpoint.checkpoint_id)

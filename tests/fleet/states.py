@@ -90,7 +90,8 @@ def long_session(positions: int = 100_000, seed: int = 4) -> Iterator[Message]:
     plan(session)
     if not session.revoked:
         session.revoke(next(iter(session.edges)))
-    kinds = [k for k in FAULTS if k not in ("log_conflict", "handle_reissued")]
+    out_of_place = ("log_conflict", "contested_revocation", "handle_reissued", "session_joined", "baseline_left_out")
+    kinds = [k for k in FAULTS if k not in out_of_place]
     step = positions // 120
     while log.seq < positions:
         for _ in range(step * 3 // 4):

@@ -54,8 +54,9 @@ def folded(messages: list[Message]) -> tuple[Findings, int]:
             dead += 1
             if error.session_id and error.seq:
                 arrivals.append((Hole(session_id=error.session_id, seq=error.seq), 0, None))
-    findings += engine.fold(arrivals, 0.0).findings
-    findings += engine.finish().findings
+    for outcome in (engine.fold(arrivals, 0.0), engine.finish()):
+        findings += outcome.findings
+        dead += len(outcome.letters)
     result: Findings = {}
     for found in findings:
         result.setdefault(found.session_id, set()).add((found.rule, found.subject.id))
