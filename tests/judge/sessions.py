@@ -140,7 +140,7 @@ class Writer:
         first = self.judged_from if self.begin > 1 and self.chance(0.7) else 1
         lo, hi = first, max(first, seq - 1)
         if self.chance(0.15):
-            hi = self.rng.randint(self.begin if self.slip(2) else first, hi)
+            hi = self.rng.randint(min(hi, self.begin) if self.slip(2) else first, hi)
         if self.chance(0.25):
             lo = self.rng.randint(max(1, min(first, hi)), hi)
         if self.slip(0.4):
