@@ -65,6 +65,7 @@ STATUS_COLOURS = {
     "lossy": RED,
     "degraded": "dark-orange",
     "unverified": "light-orange",
+    "unjudged": "super-light-orange",
     "stale": YELLOW,
     "uncompacted": GREY,
     "verified": BLUE,

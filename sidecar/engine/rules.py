@@ -403,5 +403,8 @@ _ALL = (
 
 CATALOGUE: dict[str, Rule] = {rule.name: rule for rule in _ALL}
 
+INFERABLE = ("constraint_dropped", "fact_dropped", "fact_below_floor", "anchor_lost", "provenance_divergence")
+"""The rules whose findings can rest on an inferred record, and are warnings then (protocol: "Inferred")."""
+
 HALTING: frozenset[Disposition] = frozenset(("discard", "halt", "reconcile", "reject_subtree", "freeze"))
 """The dispositions that open a halt (protocol: "Halts")."""

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from sidecar.protocol.outputs import Alert, CheckpointState, Finding, Survival
 
-Status = Literal["uncompacted", "verified", "stale", "unverified", "degraded", "lossy", "corrupt"]
+Status = Literal["uncompacted", "verified", "stale", "unjudged", "unverified", "degraded", "lossy", "corrupt"]
 Dimension = Literal["group", "tenant", "agent", "model"]
 
 MOST = 1000

@@ -25,7 +25,7 @@ MARKER = b"\xffpositions"
 """Key of the positions in the changelog: no session has it, for it is not UTF-8."""
 
 _EPOCH = 1 << 48
-_RANKS = {"corrupt": 0, "lossy": 1, "degraded": 2, "unverified": 3, "stale": 5, "verified": 6, "uncompacted": 7}
+_RANKS = {"corrupt": 0, "lossy": 1, "degraded": 2, "unverified": 3, "unjudged": 5, "stale": 6, "verified": 7, "uncompacted": 8}
 _UNTOLD = 4
 
 _decode_finding = msgspec.json.Decoder(Finding).decode

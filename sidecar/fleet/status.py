@@ -26,6 +26,7 @@ _COLOURS = {
     "lossy": "red",
     "degraded": "red",
     "unverified": "yellow",
+    "unjudged": "yellow",
     "stale": "yellow",
     "verified": "green",
 }

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-from sidecar.engine.rules import CATALOGUE
+from sidecar.engine.rules import CATALOGUE, INFERABLE
 from sidecar.engine.status import LASTING, STATUSES
 from sidecar.protocol.api import Code
 from sidecar.protocol.openapi import ROUTES
@@ -35,7 +35,8 @@ SEVERITY_LABELS: tuple[str, ...] = get_args(Severity)
 FLEET_STATUS_LABELS = (*STATUS_LABELS, "unknown")
 FINDING_LABELS = (
     *((rule.name, rule.severity) for rule in CATALOGUE.values()),
-    ("constraint_dropped", "critical"),  # at a root: the one rule of which the severity varies
+    ("constraint_dropped", "critical"),  # at a root
+    *((name, "warning") for name in INFERABLE),
 )
 
 
@@ -92,7 +93,7 @@ _ALL = (
         type="counter",
         labels=("rule", "severity"),
         help="Findings.",
-        values="`rule`: the rules of the catalogue; `severity`: the rule's own (`constraint_dropped`: two)",
+        values="`rule`: the rules of the catalogue; `severity`: the rule's own (`constraint_dropped` also `critical`), `warning` where a finding rests on an inferred record",
     ),
     Series(
         name="sidecar_halts_total",

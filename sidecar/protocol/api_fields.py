@@ -27,7 +27,7 @@ API_FIELDS: dict[str, str] = {
     "position": "How far the log had been applied when this was answered; null: not known.",
     "owner": "The guard (URL) of the replica that has the session, where that is another one and known.",
     "status": "Where it stands now: `verified`, `stale`, `unverified`, `degraded`, `lossy` or `corrupt`; a session "
-    "without a checkpoint also `uncompacted`. null: not known.",
+    "without a checkpoint also `uncompacted`, one joined midstream `unjudged`. null: not known.",
     # reasons
     "code": "What kind of reason it is, for programs.",
     "detail": "The reason, for people.",

@@ -276,7 +276,7 @@ async def test_questions_are_answered_from_the_tables(kafka: KafkaBroker, unique
             if cursor is None:
                 break
         assert len(listed) == 25 and {item.session_id for item in listed} == set(made)
-        ranks = ["corrupt", "lossy", "degraded", "unverified", None, "stale", "verified", "uncompacted"]
+        ranks = ["corrupt", "lossy", "degraded", "unverified", None, "unjudged", "stale", "verified", "uncompacted"]
         assert [ranks.index(item.status) for item in listed] == sorted(ranks.index(item.status) for item in listed)
         for item in listed:
             session = made[item.session_id]

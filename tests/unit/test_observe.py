@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from sidecar.engine.fold import Arrival, Engine, Outcome
 from sidecar.engine.limits import Limits
-from sidecar.engine.rules import CATALOGUE
+from sidecar.engine.rules import CATALOGUE, INFERABLE
 from sidecar.observe import logs
 from sidecar.observe.catalogue import SERIES, reference_markdown
 from sidecar.observe.health import Health
@@ -99,7 +99,7 @@ def test_every_series_is_there_at_zero_and_never_nan() -> None:
     assert ("constraint_dropped", "critical") in labels("sidecar_findings_total", "rule", "severity")
     assert labels("sidecar_halts_total", "status") == {("halt",), ("clear",)}
     assert {status for (status,) in labels("sidecar_frontier_degraded", "status")} == {
-        "uncompacted", "verified", "stale", "unverified", "degraded", "lossy", "corrupt"
+        "uncompacted", "verified", "stale", "unjudged", "unverified", "degraded", "lossy", "corrupt"
     }  # fmt: skip
     for name in ("sidecar_survival_checked_total", "sidecar_survival_kept_total"):
         assert labels(name, "what", "level") == {
@@ -298,7 +298,7 @@ def test_the_gauges_are_what_the_engine_says(batch: int) -> None:
     for (rule, severity), number in findings.items():
         assert samples["sidecar_findings_total", (("rule", rule), ("severity", severity))] == number
     # The findings of all cases are of every rule, so a severity that is not declared would show as a new series.
-    assert sum(name == "sidecar_findings_total" for name, _ in samples) == len(CATALOGUE) + 1
+    assert sum(name == "sidecar_findings_total" for name, _ in samples) == len(CATALOGUE) + 1 + len(INFERABLE)
     for status in ("halt", "clear"):
         assert samples["sidecar_halts_total", (("status", status),)] == halts[status] > 0
     checked = {what: sum(v for (name, labels), v in samples.items()

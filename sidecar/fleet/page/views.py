@@ -34,6 +34,7 @@ STATUS_WORDS: dict[str, str] = {
     "lossy": "Something that had to be carried is gone from what the session stands on.",
     "degraded": "Something it stands on is broken, or it is halted.",
     "unverified": "What it stands on cannot be checked.",
+    "unjudged": "Its beginning is not in the log; it is judged from a baseline on.",
     "stale": "True, but older than the last approval or revocation: after a crash it could not resume.",
     "verified": "The log bears out what it stands on.",
     "uncompacted": "Nothing has been compacted yet.",
