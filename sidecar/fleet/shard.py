@@ -25,8 +25,9 @@ MARKER = b"\xffpositions"
 """Key of the positions in the changelog: no session has it, for it is not UTF-8."""
 
 _EPOCH = 1 << 48
-_RANKS = {"corrupt": 0, "lossy": 1, "degraded": 2, "unverified": 3, "unjudged": 5, "stale": 6, "verified": 7, "uncompacted": 8}
-_UNTOLD = 4
+_ORDER = ("corrupt", "lossy", "degraded", "unverified", "", "unjudged", "stale", "verified", "uncompacted")
+_RANKS = {status: rank for rank, status in enumerate(_ORDER)}
+_UNTOLD = _RANKS[""]
 
 _decode_finding = msgspec.json.Decoder(Finding).decode
 _decode_halt = msgspec.json.Decoder(Halt).decode

@@ -15,7 +15,7 @@ RULES = (
     ("edge_hallucinated", "critical", "discard", "checkpoint"),
     ("budget_exceeded", "error", "retry", "node"),
 )
-STATUSES = ("uncompacted", "verified", "stale", "unjudged", "unverified", "degraded", "lossy", "corrupt")
+STATUSES = ("uncompacted", "verified", "stale", "unverified", "degraded", "lossy", "corrupt")
 ROLES = ("findings", "halts", "sessions", "halt_acks")
 
 
