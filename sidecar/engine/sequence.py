@@ -194,12 +194,18 @@ class Sequencer:
             )
         )
 
-    def _belongs(self, session: Session, record: Held | Unplaced, seq: int | None, tenant: str | None) -> bool:
-        """Tell whether a record is of the session's tenant, which the first one that has a `seq` and a tenant names."""
+    def _belongs(
+        self, session: Session, record: Held | Unplaced, seq: int | None, tenant: str | None, *, names: bool = True
+    ) -> bool:
+        """Tell whether a record is of the session's tenant.
+
+        Args:
+            names: the record names the tenant where none is known: it stands in the log, with a `seq`.
+        """
         if tenant is None or tenant == session.tenant:
             return True
         if session.tenant is None:
-            if seq is not None:
+            if names:
                 session.tenant = tenant
             return True
         self._refuse(session, seq, tenant, record.source, record.key, record.value)
@@ -232,7 +238,7 @@ class Sequencer:
             JUDGES[type(record)](self._ctx, session, record)
             conclude(self._ctx, session, record, held.source, seq)
         conflict = order.conflicts.pop(seq, None) if order.conflicts else None
-        if conflict is not None and self._belongs(session, conflict, seq, conflict.tenant):
+        if conflict is not None and self._belongs(session, conflict, seq, conflict.tenant, names=False):
             self._conflict(session, conflict.record, seq, conflict.source)
         self._judge_placed(session)
         if not seq & 1023:
@@ -304,7 +310,7 @@ class Sequencer:
     def _judge_unplaced(self, session: Session, unplaced: Unplaced) -> None:
         self.decided[session.session_id] = None
         record = unplaced.record
-        if session.unjudged or not self._belongs(session, unplaced, None, record.tenant):
+        if session.unjudged or not self._belongs(session, unplaced, None, record.tenant, names=False):
             return
         session.order.moment = f"record {unplaced.digest:016x}"
         JUDGES[type(record)](self._ctx, session, record)

@@ -93,8 +93,8 @@ _ALL = (
         type="counter",
         labels=("rule", "severity"),
         help="Findings.",
-        values="`rule`: the rules of the catalogue; `severity`: the rule's own (`constraint_dropped` also `critical`), or "
-        "`warning` where the finding rests on an inferred record",
+        values="`rule`: the rules of the catalogue; `severity`: the rule's own (`constraint_dropped` also `critical`), "
+        "or `warning` where the finding rests on an inferred record",
     ),
     Series(
         name="sidecar_halts_total",
