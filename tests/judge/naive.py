@@ -1335,7 +1335,6 @@ def findings_of(past: Past, checkpoint: Checkpoint) -> list[Finding]:
         if finding.subject_type == "checkpoint"
         and finding.subject_id == checkpoint.id
         and finding.rule not in ABOUT_A_RESUME
-        and not finding.inferred
     ]
 
 

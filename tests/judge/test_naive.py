@@ -705,6 +705,7 @@ def test_an_approval_for_so_many_actions() -> None:
         ("action_unauthorized", 7),
         ("action_unauthorized", 10),
     ]
+    assert [each.position for each in history(twice, ACT, twice, ACT, ACT, ACT).findings] == [6]
     rows = [once, ACT, *whole("c", 2, "a<-p")]
     assert ("edge_revoked", "c", 4, "a<-p") in found(history(*rows))
     verdict = history(grant("a<-q", uses=1), once, grant("a<-q", uses=1), ACT, *whole("c", 4, "a<-q"))
@@ -816,8 +817,9 @@ def test_a_parent_answers_for_what_its_children_carried() -> None:
         *declared,
         summary("n1", lo=2, hi=3, negative_constraints=["k"], facts={"f": "x"}),
         summary("n2", hi=1, children=["n1"]),
+        summary("n3", lo=5, hi=5, children=["n2"]),  # but for the next one it does not answer
     )
-    assert found(verdict) == []
+    assert found(verdict) == [("constraint_dropped", "n3", 7, "k"), ("fact_dropped", "n3", 7, "f")]
 
 
 def test_what_has_no_place_in_the_log_does_not_clear_every_halt() -> None:
