@@ -12,9 +12,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemai
 
 from sidecar.engine.fold import Engine, Outcome
 from sidecar.engine.limits import Limits
-from sidecar.files.follow import shown
 from sidecar.files.jsonl import MAX_LINE, InputError, Inputs, Line, explain
 from sidecar.files.outbox import leave_quietly
+from sidecar.files.paths import shown
 from sidecar.files.readers import READERS, Arrival, Reader
 from sidecar.files.report import SHOWN, Report, Tally, finding_text
 from sidecar.protocol.decode import Unreadable, decode
