@@ -258,7 +258,7 @@ class _Watch:
         outcome = _together(outcome, self._engine.expire(now))
         behind = self._follower.behind()
         outcome = self._distrust(losses, outcome, to_the_end=not behind)
-        letters = unreadable.take()
+        letters = [*unreadable.take(), *outcome.letters]
         self._note(letters)
         self._outlet.keep(outcome, letters)
         if self.on_outcome is not None:
@@ -382,4 +382,4 @@ def _together(one: Outcome, other: Outcome) -> Outcome:
     for key, (should, does) in other.survival.items():
         before = survival.get(key, [0, 0])
         survival[key] = [before[0] + should, before[1] + does]
-    return Outcome(one.findings + other.findings, one.halts + other.halts, survival)
+    return Outcome(one.findings + other.findings, one.halts + other.halts, survival, one.letters + other.letters)
