@@ -328,6 +328,8 @@ class Follower:
         if (file.left_at is None and file.drained) or not self._ours(file):
             self._say_torn(file)
             return [], 0
+        if file.fd is None and self._open_now > 3 * self._may_open + 8:
+            return [], 0  # the next poll has room again: those left behind are let go first
         if not self._open(file, search=file.left_at is not None) or file.fd is None:
             if file.left_at is not None and not file.unreadable:
                 self._go_on_in_copy(file)

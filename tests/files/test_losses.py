@@ -183,9 +183,7 @@ async def test_a_verified_checkpoint_ends_the_distrust(tmp_path: Path) -> None:
         await watched.becomes(True)
 
 
-async def test_rotation_and_deletion_after_reading_are_no_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rotation_and_deletion_after_reading_are_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "GRACE", 0.1)
     log, old = tmp_path / "log.jsonl", tmp_path / "old.jsonl"
     append(log, *granted())
