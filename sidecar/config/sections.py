@@ -163,7 +163,7 @@ class SessionSettings(Section):
     midstream: Literal["skip", "judge"] = Field(
         default=_LIMITS.midstream,
         description="A session whose beginning is not in the log: `skip` leaves it unjudged, and refused, until a"
-        " `baseline` says what holds; `judge` counts what came before as missing (`check --midstream`).",
+        " `baseline` says what holds; `judge` counts what came before as missing (`--midstream` of `check`).",
     )
     heartbeat: Seconds = Field(
         default=30.0,
