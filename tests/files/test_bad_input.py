@@ -70,7 +70,9 @@ CASES: dict[str, tuple[bytes, str | None, list[str]]] = {
     "huge integer": (
         b'{"kind": "note", "session_id": "s", "seq": 2, "x": ' + b"9" * 5000 + b"}", r"outside of a double", [GAP]
     ),
-    "duplicate keys": (b'{"kind": "note", "session_id": "s", "seq": 7, "seq": 2}', r"the key 'seq' is there twice", [GAP]),
+    "duplicate keys": (
+        b'{"kind": "note", "session_id": "s", "seq": 7, "seq": 2}', r"the key 'seq' is there twice", [GAP]
+    ),
     "unknown kind": (record(2, "unheard-of", whatever=[1]).encode(), None, []),
     "unknown fields": (record(2, "action", action_id="a", colour="red").encode(), None, []),
     "unreadable time": (record(2, ts="yesterday").encode(), None, []),
