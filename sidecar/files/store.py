@@ -138,6 +138,7 @@ class Store:
         new = self._path.with_suffix(".new")
         try:
             with new.open("wb") as file:
+                os.fchmod(file.fileno(), 0o600)  # it has the first bytes of every file, which others may not read
                 file.write(_HEADER.pack(_MAGIC, VERSION, xxh3_64_intdigest(body)))
                 file.write(body)
                 file.flush()
