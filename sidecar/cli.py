@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from sidecar.observe.metrics import Metrics
 
 F = TypeVar("F", bound=Callable[..., Any])
+_END_WITHIN = 60.0
+"""Seconds after SIGTERM or Ctrl-C after which a command that serves is ended, whatever it waits for."""
+
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -159,9 +162,22 @@ def demo(obj: dict[str, Any], /, bootstrap_servers: str | None, http: str | None
 )
 @click.option("--strict", is_flag=True, help="Exit with 2 if any line cannot be read.")
 @click.option("--verbose", "-v", is_flag=True, help="Name every unreadable line, and cut no list short.")
+@click.option(
+    "--midstream",
+    type=click.Choice(["skip", "judge"]),
+    help="A session whose beginning is not in the files: leave it unjudged, or count what came before as missing"
+    " (default: skip, the setting session.midstream).",
+)
 @click.pass_obj
 def check(
-    obj: dict[str, Any], /, files: tuple[str, ...], output: Any, formats: tuple[str, ...], strict: bool, verbose: bool
+    obj: dict[str, Any],
+    /,
+    files: tuple[str, ...],
+    output: Any,
+    formats: tuple[str, ...],
+    strict: bool,
+    verbose: bool,
+    midstream: str | None,
 ) -> None:
     """Judge recorded sessions: JSONL files (-: standard input), read as one stream.
 
@@ -196,7 +212,7 @@ def check(
         raise click.BadParameter(f"{said}: output {' or '.join(shapes)}, input {' or '.join(readers)}.")
     if output != "findings" and shape == ["text"]:
         raise click.BadParameter("only findings can be written as text; halts and sessions are JSON.")
-    limits = _settings(obj).engine.limits()
+    limits = _settings(obj, session__midstream=midstream).limits()
     code = run_check(
         files,
         output=output,
@@ -225,6 +241,11 @@ def check(
     "--findings", type=click.Path(dir_okay=False, path_type=Path), help="Append findings to this file instead."
 )
 @click.option("--halts", type=click.Path(dir_okay=False, path_type=Path), help="Append halts to this file.")
+@click.option(
+    "--decisions",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Append every permission to this file before it is given (default: decisions.jsonl in the state folder).",
+)
 @_http_option
 @_guard_option
 @click.pass_obj
@@ -236,6 +257,7 @@ def watch(
     format: Any,
     findings: Path | None,
     halts: Path | None,
+    decisions: Path | None,
     http: str | None,
     no_guard: bool,
 ) -> None:
@@ -259,10 +281,16 @@ def watch(
     from sidecar.files.watch import watch as run_watch
     from sidecar.observe.logs import get_logger
 
-    settings = _settings(obj, http=http, watch__state_dir=state, guard__enabled=False if no_guard else None)
+    settings = _settings(
+        obj,
+        http=http,
+        watch__state_dir=state,
+        watch__decisions_file=decisions,
+        guard__enabled=False if no_guard else None,
+    )
     to_stdout = findings is None or findings == Path("-")
     outputs = {"standard output": Path("/dev/stdout")} if to_stdout else {"--findings": findings}
-    outputs |= {"--halts": halts}
+    outputs |= {"--halts": halts, "the log of decisions": settings.watch.decisions}
     try:
         apart({name: path for name, path in outputs.items() if path is not None})
     except StateError as error:
@@ -279,7 +307,7 @@ def watch(
             paths,
             state_dir=settings.watch.state_dir,
             stop=serving.stop,
-            limits=settings.engine.limits(),
+            limits=settings.limits(),
             poll_interval=settings.watch.poll_interval,
             format=format,
             findings_file=None if to_stdout else findings,
@@ -289,6 +317,9 @@ def watch(
             health=serving.health,
             sessions=sessions,
             on_outcome=serving.guard.note if serving.guard is not None else None,
+            decisions_file=settings.watch.decisions if serving.guard is not None else None,
+            idle_after=settings.session.idle_after,
+            ttl=settings.session.ttl,
         )
 
     try:
@@ -738,6 +769,7 @@ def _settings(obj: dict[str, Any], **overrides: Any) -> "Settings":
 def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, int]], *, broker: bool) -> int:
     """Serve metrics, health and the guard while something works; SIGTERM and Ctrl-C end it cleanly."""
     import signal
+    import threading
     import time
 
     from sidecar.config import SettingsError
@@ -771,8 +803,17 @@ def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, 
                 guard.close()
 
         loop = asyncio.get_running_loop()
+
+        def told() -> None:
+            end()
+            # A second signal ends the process at once, whatever hangs: everything that it does survives a kill.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+            threading.Thread(target=_give_up, daemon=True).start()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, end)
+            loop.add_signal_handler(number, told)
         await server.start()
         served = "metrics, health and the guard" if guard is not None else "metrics and health"
         get_logger("sidecar").info(f"serving {served}", address=server.url)
@@ -837,6 +878,15 @@ def _run_command() -> int | str | None:
             raise end.__context__ from None  # click exits with 1, which means that `check` found something
         return end.code
     return given if isinstance(given, int) else 0
+
+
+def _give_up() -> None:
+    """End the process, if it has not ended of itself long after it was told to."""
+    import time
+
+    time.sleep(_END_WITHIN)
+    _complain(f"it did not end within {_END_WITHIN:g} s and is ended now; the next start goes on where it stood")
+    os._exit(2)
 
 
 def _complain(problem: str) -> None:

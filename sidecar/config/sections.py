@@ -160,6 +160,11 @@ class SessionSettings(Section):
         le=10 * 365 * 86400,
         description="Forgotten after so long; a record that comes later finds its predecessors missing.",
     )
+    midstream: Literal["skip", "judge"] = Field(
+        default=_LIMITS.midstream,
+        description="A session whose beginning is not in the log: `skip` leaves it unjudged, and refused, until a"
+        " `baseline` says what holds; `judge` counts what came before as missing (`--midstream` of `check`).",
+    )
     heartbeat: Seconds = Field(
         default=30.0,
         ge=1,
@@ -306,3 +311,13 @@ class WatchSettings(Section):
     poll_interval: Seconds = Field(
         default=0.2, ge=0.01, le=60, description="How often files and folders are looked at for something new."
     )
+    decisions_file: Path | None = Field(
+        default=None,
+        description="File to which every permission of the guard is appended before it is given (`--decisions`); unset:"
+        " `decisions.jsonl` in the folder of the state.",
+    )
+
+    @property
+    def decisions(self) -> Path:
+        """Return where permissions are written down."""
+        return self.decisions_file if self.decisions_file is not None else self.state_dir / "decisions.jsonl"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from msgspec.structs import replace
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
@@ -32,6 +33,7 @@ from sidecar.config.sections import (
     TopicSettings,
     WatchSettings,
 )
+from sidecar.engine.limits import Limits
 
 
 class Settings(BaseSettings):
@@ -57,7 +59,8 @@ class Settings(BaseSettings):
         default_factory=SnapshotSettings, description="How the tail keeps its state (`run`)."
     )
     session: SessionSettings = Field(
-        default_factory=SessionSettings, description="What becomes of idle sessions (`run`)."
+        default_factory=SessionSettings,
+        description="What becomes of sessions that are idle, or joined midstream (`run`, `watch`).",
     )
     engine: EngineSettings = Field(
         default_factory=EngineSettings, description="How long the judge waits and how much it keeps, per session."
@@ -100,6 +103,10 @@ class Settings(BaseSettings):
             raise SettingsError.of(
                 problem for details in error.errors(include_url=False) for problem in _problems(cls, details, origins)
             ) from None
+
+    def limits(self) -> Limits:
+        """Return what bounds the judge and says how it begins, as the engine takes it."""
+        return replace(self.engine.limits(), midstream=self.session.midstream)
 
     def advertised(self, port: int | None = None) -> str | None:
         """Return the URL under which others can reach this replica's guard; None: there is none to name.

@@ -37,7 +37,7 @@ class Direct:
         self._metrics = metrics
         self._health = health
         self._reason = reason
-        self._engine = Engine(settings.engine.limits())
+        self._engine = Engine(settings.limits())
         self._pending: list[tuple[Source, bytes]] = []
         self._offsets: Counter[str] = Counter()
         self._folding: asyncio.Task[None] | None = None
@@ -91,7 +91,7 @@ class Direct:
                 except Unreadable as bad:
                     unreadable[source.topic] += 1
                     audience.letter()
-                    if bad.session_id is not None and bad.seq is not None:
+                    if bad.session_id is not None:
                         arrivals.append((Hole(session_id=bad.session_id, seq=bad.seq), 0, source))
                     continue
                 kinds[source.topic, str(type(record).__struct_config__.tag or "opaque")] += 1

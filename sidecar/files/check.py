@@ -12,9 +12,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemai
 
 from sidecar.engine.fold import Engine, Outcome
 from sidecar.engine.limits import Limits
-from sidecar.files.follow import shown
 from sidecar.files.jsonl import MAX_LINE, InputError, Inputs, Line, explain
 from sidecar.files.outbox import leave_quietly
+from sidecar.files.paths import shown
 from sidecar.files.readers import READERS, Arrival, Reader
 from sidecar.files.report import SHOWN, Report, Tally, finding_text
 from sidecar.protocol.decode import Unreadable, decode
@@ -141,7 +141,7 @@ class _Run:
                 record, digest = decode(line.raw)
             except Unreadable as error:
                 self._unreadable(line, explain(line.raw, error.reason))
-                if error.session_id is not None and error.seq is not None:
+                if error.session_id is not None:
                     hole = Hole(session_id=error.session_id, seq=error.seq)
                     yield hole, 0, Source(line.file, 0, line.number)
                 continue
@@ -167,6 +167,8 @@ class _Run:
 
     def _write(self, outcome: Outcome) -> None:
         now = datetime.now(UTC)
+        for letter in outcome.letters:
+            self._unreadable(Line(letter.source.topic, letter.source.offset, b""), letter.reason)
         for finding in outcome.findings:
             self._tally.count(finding)
             if self._output == "findings":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 import msgspec
+from msgspec import Struct
 
 MAX_LINE = 16 * 1024 * 1024
 """Longest line that is read, in bytes; a longer one is unreadable, and its memory is not kept."""
@@ -28,6 +29,12 @@ _RECORD_START = re.compile(rb'\{\s*"(?:kind|session_id|seq|type|parentUuid|sessi
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
+class Origin(Struct):
+    """Say of the file that lines come from whether any of them was a record that could be read."""
+
+    records: bool = False
+
+
 class Line(NamedTuple):
     """Hold one line: where it was, its bytes without the line end, and why it cannot be used (None: it can)."""
 
@@ -35,6 +42,7 @@ class Line(NamedTuple):
     number: int
     raw: bytes
     problem: str | None = None
+    origin: Origin | None = None
 
 
 class InputError(Exception):
@@ -62,13 +70,13 @@ def lines_of(stream: BinaryIO, name: str, limit: int = MAX_LINE) -> Iterator[Lin
             yield line
 
 
-def usable(name: str, number: int, raw: bytes) -> Line | None:
+def usable(name: str, number: int, raw: bytes, origin: Origin | None = None) -> Line | None:
     """Make a line of its bytes (without line end); None for an empty one."""
     if not raw or raw.isspace():
         return None
     if b"\0" in raw:
-        return Line(name, number, raw, _nul(raw))
-    return Line(name, number, raw)
+        return Line(name, number, raw, _nul(raw), origin)
+    return Line(name, number, raw, None, origin)
 
 
 def too_long(name: str, number: int, raw: bytes, size: int, limit: int) -> Line:

@@ -5,6 +5,7 @@ import time
 
 from sidecar.engine.fold import Engine
 from sidecar.engine.live import Standing
+from sidecar.files.decisions import DecisionFile
 
 
 class LiveFiles:
@@ -19,6 +20,8 @@ class LiveFiles:
         self._engine: Engine | None = None
         self._fresh = float("-inf")
         self._waiting: set[asyncio.Future[None]] = set()
+        self.decisions: DecisionFile | None = None
+        """Where permissions are written down, while the watch runs."""
 
     def begin(self, engine: Engine) -> None:
         """Answer from this engine, whose state has been restored."""
@@ -33,9 +36,24 @@ class LiveFiles:
             if not future.done():
                 future.set_result(None)
 
+    def doubt(self) -> None:
+        """Answer for nothing until the files have been read to their ends: records may be gone."""
+        self._fresh = float("-inf")
+
     def end(self) -> None:
         """Answer for nothing any more."""
-        self._engine = None
+        self._engine = self.decisions = None
+
+    async def write(self, session_id: str, value: bytes) -> None:
+        """Write a permission down before it is given (see `sidecar.engine.live.DecisionLog`).
+
+        Raises:
+            OSError: it could not be written.
+            RuntimeError: the watch is not running, or keeps no log of decisions.
+        """
+        if self.decisions is None:
+            raise RuntimeError("the watch keeps no log of decisions, or has ended")
+        await self.decisions.write(session_id, value)
 
     def find(self, session_id: str) -> Standing:
         """Return who can answer for a session, now."""

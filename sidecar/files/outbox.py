@@ -11,6 +11,7 @@ import fcntl
 import os
 import select
 import stat
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Protocol, TextIO
 
 import structlog
 
+from sidecar.files.paths import siblings
 from sidecar.files.store import Mark, StateError
 
 
@@ -36,8 +38,17 @@ class Output(Protocol):
     def sync(self) -> None:
         """Make sure that what was written survives a power failure, where that is possible."""
 
+    def renew(self) -> bool:
+        """Open the output again where its name leads elsewhere by now; tell whether what was written is gone."""
+
     def close(self) -> None:
         """Close the output, if it is ours."""
+
+
+class Patience:
+    """Say until when (`time.monotonic`) an output may wait for whoever reads it; for ever, until somebody says so."""
+
+    until = float("inf")
 
 
 class Descriptor:
@@ -47,12 +58,14 @@ class Descriptor:
         fd: the descriptor.
         name: what to call it in errors.
         ours: close it at the end, and cut off the zeros that a power failure left behind a recorded length.
+        patience: how long to wait for the reader of a pipe or a terminal.
     """
 
-    def __init__(self, fd: int, name: str, ours: bool = False) -> None:
+    def __init__(self, fd: int, name: str, ours: bool = False, patience: Patience | None = None) -> None:
         self._fd = fd
         self._name = name
         self._ours = ours
+        self._patience = patience or Patience()
         self._regular = stat.S_ISREG(os.fstat(fd).st_mode)
 
     def mark(self) -> Mark | None:
@@ -102,15 +115,30 @@ class Descriptor:
 
     def write(self, line: bytes) -> None:
         left = memoryview(line)
+        # Of a stream never more than it takes at once, when it is ready: a write that waits cannot be ended.
+        most = len(line) if self._regular else select.PIPE_BUF
         while left:
             try:
-                left = left[os.write(self._fd, left) :]
+                if not self._regular:
+                    self._wait()
+                left = left[os.write(self._fd, left[:most]) :]
             except BlockingIOError:
-                select.select((), (self._fd,), ())
+                continue
             except BrokenPipeError:
                 raise
             except OSError as error:
                 raise self._failed(error) from None
+
+    def _wait(self) -> None:
+        """Wait until a stream takes something, or there is no more time for it."""
+        ready = select.poll()
+        ready.register(self._fd, select.POLLOUT)
+        while not ready.poll(100):
+            if time.monotonic() >= self._patience.until:
+                raise StateError(
+                    f"{self._name} is not read, and the watch has to end. Nothing is lost: it writes the rest when it"
+                    " is started again"
+                )
 
     def sync(self) -> None:
         if self._regular:
@@ -118,6 +146,9 @@ class Descriptor:
                 os.fsync(self._fd)
             except OSError as error:
                 raise self._failed(error) from None
+
+    def renew(self) -> bool:
+        return False
 
     def _failed(self, error: OSError) -> StateError:
         return StateError(
@@ -173,8 +204,53 @@ class Text:
     def sync(self) -> None:
         return
 
+    def renew(self) -> bool:
+        return False
+
     def close(self) -> None:
         return
+
+
+class Appended(Descriptor):
+    """Append to a file of ours; it may be renamed or deleted meanwhile, and is then made anew.
+
+    Raises:
+        StateError: it cannot be opened, or another watch writes to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(locked(path), str(path), ours=True)
+        self._path = path
+
+    def rest(self, mark: Mark | None, lines: Sequence[bytes], counted: int) -> Sequence[bytes]:
+        now = self.mark()
+        if mark is not None and now is not None and (now.device, now.inode) != (mark.device, mark.inode):
+            return lines[counted:] if self._renamed(mark) else lines
+        return super().rest(mark, lines, counted)
+
+    def renew(self) -> bool:
+        here = os.fstat(self._fd)
+        try:
+            there = self._path.stat()
+        except OSError:
+            there = None
+        if not self._regular or (there is not None and (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)):
+            return False
+        fd = locked(self._path)
+        os.close(self._fd)
+        self._fd, self._regular = fd, stat.S_ISREG(os.fstat(fd).st_mode)
+        return here.st_nlink == 0
+
+    def _renamed(self, mark: Mark) -> bool:
+        """Tell whether the file that was written to is still there, under another name beside its own."""
+        for path in siblings(self._path):
+            try:
+                status = os.lstat(path)
+            except OSError:
+                continue
+            if (status.st_dev, status.st_ino) == (mark.device, mark.inode):
+                return True
+        return False
 
 
 def appended(path: Path) -> Output:
@@ -183,8 +259,17 @@ def appended(path: Path) -> Output:
     Raises:
         StateError: it cannot be opened, or another watch writes to it.
     """
+    return Appended(path)
+
+
+def locked(path: Path, mode: int = 0o644) -> int:
+    """Open a file for reading and appending, and keep other watches from it; return the descriptor.
+
+    Raises:
+        StateError: it cannot be opened, or another watch writes to it.
+    """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
     except OSError as error:
         raise StateError(f"cannot open {path} for writing: {error.strerror}") from None
     if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -195,7 +280,7 @@ def appended(path: Path) -> Output:
             raise StateError(f"another watch writes to {path}; give each its own") from None
         except OSError:
             pass  # a file system without locks: what others write is kept all the same
-    return Descriptor(fd, str(path), ours=True)
+    return fd
 
 
 def apart(outputs: Mapping[str, Path]) -> None:
@@ -222,14 +307,14 @@ def apart(outputs: Mapping[str, Path]) -> None:
         seen[key] = name
 
 
-def standard(stream: TextIO) -> Output:
+def standard(stream: TextIO, patience: Patience | None = None) -> Output:
     """Write to standard output (or whatever text stream stands for it)."""
     try:
         fd = stream.fileno()
     except (OSError, ValueError):
         return Text(stream)
     stream.flush()
-    return Descriptor(fd, "standard output")
+    return Descriptor(fd, "standard output", patience=patience)
 
 
 def leave_quietly(stdout: TextIO) -> None:

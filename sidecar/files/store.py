@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from sidecar.files.follow import Position
+from sidecar.files.pieces import Position
 
 VERSION = 1
 _MAGIC = b"sidecar watch\n"
@@ -35,6 +35,7 @@ class State(Struct, kw_only=True):
 
     `clock` is the watch's own time, which stands still while it does not run. `outbox` is what was to be written out
     after this state was saved, in order, each with the name of its output; `marks` are the outputs' lengths before.
+    `lost` says which records may be gone, as long as not every session that may be concerned is distrusted.
     """
 
     number: int = 0
@@ -43,6 +44,7 @@ class State(Struct, kw_only=True):
     files: list[Position] = []
     outbox: list[tuple[str, bytes]] = []
     marks: dict[str, Mark] = {}
+    lost: list[str] = []
 
 
 class Store:
@@ -87,13 +89,19 @@ class Store:
     def load(self) -> State:
         """Return the saved state, or an empty one.
 
+        Where the state is gone, or older than what has been written since, files may have been read and deleted that
+        it does not know of: that is a loss (`State.lost`).
+
         Raises:
             StateError: it is damaged, or of another version; it is never guessed at.
         """
+        newest = self._newest()
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
-            return State()
+            if newest is None:
+                return State()
+            return State(number=newest, lost=[f"the state that was in {self._path} is gone"])
         except OSError as error:
             raise StateError(f"cannot read {self._path}: {error.strerror}") from None
         if len(data) < _HEADER.size or not data.startswith(_MAGIC):
@@ -105,14 +113,19 @@ class Store:
         if xxh3_64_intdigest(body) != digest:
             raise self._refused("it is damaged")
         try:
-            return msgspec.msgpack.decode(body, type=State)
+            state = msgspec.msgpack.decode(body, type=State)
         except msgspec.MsgspecError as error:
             raise self._refused(f"it is damaged ({error})") from None
+        if newest is not None and newest > state.number:
+            state.lost.append(f"the state in {self._path} is an older one, put back")
+            state.number = newest
+        return state
 
     def _refused(self, why: str) -> StateError:
         return StateError(
             f"the state in {self._path} cannot be used: {why}. Move it away to begin at the start of the files again"
-            " (the findings will be said again, with the same ids)"
+            " (the findings will be said again, with the same ids, and no session is trusted until a checkpoint of it"
+            " is verified: files that are gone by now may have held more)"
         )
 
     def save(self, state: State) -> None:
@@ -125,11 +138,13 @@ class Store:
         new = self._path.with_suffix(".new")
         try:
             with new.open("wb") as file:
+                os.fchmod(file.fileno(), 0o600)  # it has the first bytes of every file, which others may not read
                 file.write(_HEADER.pack(_MAGIC, VERSION, xxh3_64_intdigest(body)))
                 file.write(body)
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(self._path)
+            os.pwrite(self._count, _COUNT.pack(state.number, 0), 0)
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(folder)
@@ -155,3 +170,8 @@ class Store:
             return 0
         of, written = _COUNT.unpack(data)
         return int(written) if of == number else 0
+
+    def _newest(self) -> int | None:
+        """Return the number of the newest state that was ever saved here; None: none was."""
+        data = os.pread(self._count, _COUNT.size, 0)
+        return int(_COUNT.unpack(data)[0]) if len(data) == _COUNT.size else None

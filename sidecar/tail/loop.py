@@ -98,7 +98,7 @@ class Loop:
         self._report = report
         self._on_outcome = on_outcome
         self._topics = settings.topics.inputs
-        self._limits = settings.engine.limits()
+        self._limits = settings.limits()
         self._tasks: dict[int, Task] = {}
         self._keepers: dict[int, Keeper] = {}
         # What was given away in the rebalance that is under way: it may come back untouched.

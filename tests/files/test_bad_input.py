@@ -70,7 +70,9 @@ CASES: dict[str, tuple[bytes, str | None, list[str]]] = {
     "huge integer": (
         b'{"kind": "note", "session_id": "s", "seq": 2, "x": ' + b"9" * 5000 + b"}", r"outside of a double", [GAP]
     ),
-    "duplicate keys": (b'{"kind": "note", "session_id": "s", "seq": 7, "seq": 2}', None, []),
+    "duplicate keys": (
+        b'{"kind": "note", "session_id": "s", "seq": 7, "seq": 2}', r"the key 'seq' is there twice", [GAP]
+    ),
     "unknown kind": (record(2, "unheard-of", whatever=[1]).encode(), None, []),
     "unknown fields": (record(2, "action", action_id="a", colour="red").encode(), None, []),
     "unreadable time": (record(2, ts="yesterday").encode(), None, []),
@@ -105,11 +107,11 @@ def test_a_byte_order_mark_at_the_start_and_a_last_line_without_its_end(tmp_path
     assert "2 records read, 0 lines unreadable" in checked.err
 
 
-def test_the_last_of_duplicate_keys_wins(tmp_path: Path) -> None:
+def test_a_record_with_a_key_twice_takes_its_position_and_does_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"kind": "note", "kind": "action", "action_id": "a", "action_id": "b", "irreversible": true, '
                    '"session_id": "s", "seq": 1}\n')  # fmt: skip
-    assert run_check(log).pairs == [("action_unauthorized", "b")]
+    assert run_check(log).pairs == [("log_gap", "s")]
 
 
 def test_braces_in_texts_are_not_taken_for_records(tmp_path: Path) -> None:

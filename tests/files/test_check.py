@@ -12,7 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sidecar.cli import cli
+from sidecar.config import Settings
 from sidecar.engine.limits import Limits
 from sidecar.files.check import check
 from tests.files.support import DATA, ROOT, Checked, append, bad_action, record, run_check
@@ -57,7 +60,9 @@ def test_files_are_one_stream_and_the_end_is_the_only_waiting_bound(tmp_path: Pa
     append(two, record(1), record(2))
     limits = Limits(max_waiting=1)
     assert run_check(one, two, limits=limits).pairs == [("action_unauthorized", "a3")]
-    assert run_check(one, limits=limits).pairs == [("log_gap", "s"), ("log_gap", "s"), ("action_unauthorized", "a3")]
+    assert run_check(one, limits=limits).pairs == [("session_joined", "s")]
+    judged = Limits(max_waiting=1, midstream="judge")
+    assert run_check(one, limits=judged).pairs == [("log_gap", "s"), ("action_unauthorized", "a3")]
 
 
 def test_standard_input_and_packed_files(tmp_path: Path) -> None:
@@ -233,3 +238,28 @@ def test_ids_cannot_forge_what_a_person_reads() -> None:
     assert "\x1b" not in text and "\u202e" not in text
     assert "\\u000aCRITICAL" in text and "\\u001b[2J\\u202e" in text
     assert len(text) < 1500
+
+
+@pytest.mark.parametrize(
+    ("midstream", "rules"), [("skip", ["session_joined"]), ("judge", ["action_unauthorized", "log_gap"])]
+)
+def test_a_slice_of_a_log_claims_nothing_unless_it_is_told_to(midstream: str, rules: list[str], tmp_path: Path) -> None:
+    append(tmp_path / "slice.jsonl", record(7), bad_action(8))
+    limits = Settings.load(session__midstream=midstream).limits()
+    checked = run_check(tmp_path / "slice.jsonl", limits=limits)
+    assert sorted(rule for rule, _ in checked.pairs) == rules
+
+
+def test_the_command_line_says_how_a_slice_is_judged(tmp_path: Path) -> None:
+    append(tmp_path / "slice.jsonl", record(7), bad_action(8))
+    result = CliRunner().invoke(cli, ["check", "--midstream", "judge", str(tmp_path / "slice.jsonl")])
+    assert result.exit_code == 1, result.output
+    result = CliRunner().invoke(cli, ["check", str(tmp_path / "slice.jsonl")])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_record_of_another_tenant_is_named_as_unreadable(tmp_path: Path) -> None:
+    append(tmp_path / "log.jsonl", record(1, tenant="a"), record(2, tenant="b"))
+    checked = run_check(tmp_path / "log.jsonl", strict=True)
+    assert checked.code == 2
+    assert "log.jsonl:2: unreadable: the session belongs to tenant 'a'" in checked.err

@@ -42,7 +42,7 @@ def test_an_unlistable_folder_blocks_and_its_files_keep_their_place(
     follower = Follower([str(tmp_path)])
     assert len(follower.poll(0.0)) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", _refuse)
+        patch.setattr(os, "scandir", _refuse)
         assert not [line for now in (1.0, 9.0, 20.0) for line in follower.poll(now)]
         assert follower.behind() > 0
         assert len(follower.notices()) == 1
