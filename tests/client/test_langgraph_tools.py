@@ -65,7 +65,7 @@ def test_a_permitted_tool_acts_and_is_written_down(guard: SyncGuard, log: Memory
     assert answer.content == "deployed 1 to prod"
     assert DEPLOYED == ["prod"]
     (action,) = log.of("action")
-    assert (action.action_id, action.irreversible, action.seq) == ("deploy-prod-1", True, 4)
+    assert (action.action_id, action.irreversible, action.seq) == ("deploy-prod-1", True, 5)
 
 
 def test_a_refused_tool_does_not_act_and_the_model_hears_why(guard: SyncGuard, log: MemoryLog) -> None:

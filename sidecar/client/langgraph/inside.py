@@ -18,7 +18,7 @@ from sidecar.client.templates import bound
 Around = Callable[[Call, Mapping[str, Any]], Procedure[Any]]
 """What is done around the act, from the act and the values that it gets."""
 
-_OWN_STEPS = ("invoke", "run", "arun", "__call__")
+_OWN_STEPS = ("invoke", "run", "arun")
 
 
 class Unseen(TypeError):
