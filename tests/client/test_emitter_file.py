@@ -286,14 +286,14 @@ async def test_a_lost_journal(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     async with Emitter.file(path, "s") as log, Emitter.file(path, 'other "s"') as other:
         await asyncio.gather(*(log.action(f"a{i}") for i in range(30)), *(other.action("x") for _ in range(40)))
-    async with Emitter.file(path, "s", journal=tmp_path / "new", recover="scan") as log:
+    async with Emitter.file(path, "s", journal=tmp_path / "new") as log:
         assert log.position == 30
         assert await log.action("next") == 31
-    async with Emitter.file(path, 'other "s"', journal=tmp_path / "new", recover="scan") as log:
+    async with Emitter.file(path, 'other "s"', journal=tmp_path / "new") as log:
         assert await log.action("next") == 41
-    async with Emitter.file(path, "unheard of", journal=tmp_path / "new", recover="scan") as log:
+    async with Emitter.file(path, "unheard of", journal=tmp_path / "new") as log:
         assert await log.action("first") == 1
-    async with Emitter.file(path, "s", journal=tmp_path / "new", recover="scan") as log:
+    async with Emitter.file(path, "s", journal=tmp_path / "new") as log:
         assert await log.action("again") == 32, "with a journal nothing is looked for"
     assert len(log_of(lines(path)["s"])) == 32
     async with Emitter.file(path, "late", start_at=100) as log:

@@ -193,11 +193,11 @@ async def test_a_lost_journal_is_made_good_by_a_scan(bootstrap: str, unique: str
     broken = [(b"s", b'{"kind":"action","session_id":"s","seq":30}'), (b"s", b"junk"), (b"s", None)]
     broken += [(b"x", b'{"kind":"y","session_id":"s","seq":99}'), (b"s", b'{"kind":"y","session_id":"x","seq":99}')]
     await produce(bootstrap, names["events_topic"], broken)
-    async with Emitter.kafka(bootstrap, "s", journal=tmp_path / "new", recover="scan", **names) as log:
+    async with Emitter.kafka(bootstrap, "s", journal=tmp_path / "new", **names) as log:
         assert (log.position, await log.action("next")) == (30, 31)
-    async with Emitter.kafka(bootstrap, "t", journal=tmp_path / "new", recover="scan", **names) as log:
+    async with Emitter.kafka(bootstrap, "t", journal=tmp_path / "new", **names) as log:
         assert (log.position, await log.gc(["m"])) == (21, 22)
-    async with Emitter.kafka(bootstrap, "new", journal=tmp_path / "new", recover="scan", **names) as log:
+    async with Emitter.kafka(bootstrap, "new", journal=tmp_path / "new", **names) as log:
         assert await log.action("first") == 1
     found = await published(bootstrap, names)
     assert max(log_of(found["t"])) == 22

@@ -53,11 +53,11 @@ class Talk:
 
     def say(self, text: str) -> list[Any]:
         """Say something; return the messages of the state."""
-        return list(self.graph.invoke({"messages": [HumanMessage(text)]}, thread())["messages"])
+        return list(self.graph.invoke({"messages": [HumanMessage(text)]}, thread(), durability="sync")["messages"])
 
     async def asay(self, text: str) -> list[Any]:
         """Say something, with await."""
-        return list((await self.graph.ainvoke({"messages": [HumanMessage(text)]}, thread()))["messages"])
+        return list((await self.graph.ainvoke({"messages": [HumanMessage(text)]}, thread(), durability="sync"))["messages"])
 
     @property
     def told(self) -> list[str]:

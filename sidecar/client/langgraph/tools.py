@@ -234,7 +234,10 @@ class SidecarMiddleware(AgentMiddleware[Any, Any]):
 
     def _check_names(self, tools: Iterable[BaseTool] | None) -> None:
         """See that every tool called irreversible is one of the agent's: a name misspelt would guard nothing."""
-        names = {tool.name for tool in tools or ()}
+        tools = list(tools or ())
+        names = {tool.name for tool in tools}
+        own = {tool.name: said for tool in tools if isinstance(said := (tool.metadata or {}).get("irreversible"), str)}
+        self._refuse_overlaps({name: Template(said) for name, said in own.items()} | self._templates)
         if names and (unknown := sorted(self._irreversible.keys() - names)):
             raise ValueError(f"no such tools: {', '.join(unknown)}; the agent has {', '.join(sorted(names))}")
         self._checked = True
