@@ -142,8 +142,8 @@ class Guard(_Configured):
             own `guard.timeout` should be shorter, so that it can say what it waited for.
         patience: how long, in seconds, a question is asked again while the answer is one that may pass (the guard is
             restoring, lagging, overloaded, cannot be reached); 0: it is asked once.
-        owner_hosts: hosts (`guard-*.example` for many) that a guard may name as a session's owner; None: any, where the
-            token may be shown there at all.
+        owner_hosts: hosts (`guard-*.example` for many) that a guard may name as a session's owner; None: any with a
+            certificate of the authorities that `verify` names. Anybody else who is named is not asked.
         max_connections: most connections at the same time.
 
     Raises:

@@ -57,7 +57,9 @@ class Talk:
 
     async def asay(self, text: str) -> list[Any]:
         """Say something, with await."""
-        return list((await self.graph.ainvoke({"messages": [HumanMessage(text)]}, thread(), durability="sync"))["messages"])
+        return list(
+            (await self.graph.ainvoke({"messages": [HumanMessage(text)]}, thread(), durability="sync"))["messages"]
+        )
 
     @property
     def told(self) -> list[str]:
