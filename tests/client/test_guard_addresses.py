@@ -16,7 +16,6 @@ from sidecar.protocol.api import AuthorizeAnswer, Problem, Reason
 from tests.client.guards import FakeGuard, refuse, yes
 from tests.conftest import missing
 
-
 LOCAL = ["127.0.0.1"]
 
 
@@ -117,7 +116,7 @@ async def test_at_most_two_owners_are_asked() -> None:
         assert {reason.code for reason in answer.reasons} == {"not_owned"}
         assert "no more are asked" in answer.reasons[-1].detail
         assert [len(fake.asked) for fake in (first, second, third, fourth)] == [1, 1, 1, 0]
-        async with Guard(second.url) as nearer:
+        async with Guard(second.url, owner_hosts=LOCAL) as nearer:
             assert (await nearer.authorize("s", "deploy")).allowed
 
 
@@ -276,7 +275,7 @@ async def test_the_token_goes_nowhere_unencrypted() -> None:
     for named in ("http://192.0.2.1:9464", "http://guard.invalid:9464", "http://127.0.0.1.evil.invalid"):
         async with (
             passing_on(lambda named=named: named).serving() as first,
-            Guard(first.url, token="t0ken", owner_hosts=LOCAL) as guard,
+            Guard(first.url, token="t0ken", owner_hosts=["*"]) as guard,
         ):
             answer = await guard.authorize("s", "deploy")
         assert not answer.allowed
@@ -428,11 +427,29 @@ async def test_mutual_tls(pki: Path) -> None:
 async def test_from_https_the_way_does_not_lead_to_http(pki: Path) -> None:
     async with FakeGuard().serving() as plain:
         elsewhere = passing_on(lambda: plain.url)
-        async with elsewhere.serving(server_context(pki)) as first, Guard(first.url, verify=pki / "ca.pem") as guard:
+        async with (
+            elsewhere.serving(server_context(pki)) as first,
+            Guard(first.url, verify=pki / "ca.pem", owner_hosts=LOCAL) as guard,
+        ):
             answer = await guard.authorize("s", "deploy")
         assert not answer.allowed
         assert "from https the way does not lead to http" in answer.reasons[-1].detail
         assert plain.asked == []
+
+
+async def test_a_certificate_that_anybody_gets_does_not_make_an_owner(pki: Path) -> None:
+    loose = ssl.create_default_context(cafile=str(pki / "ca.pem"))
+    loose.check_hostname = False
+    for verify, allowed in ((pki / "ca.pem", True), (True, False), (False, False), (loose, False)):
+        async with (
+            FakeGuard().serving(server_context(pki)) as owner,
+            passing_on(lambda owner=owner: owner.url).serving() as first,
+            Guard(first.url, verify=verify, token="t0ken") as guard,
+        ):
+            answer = await guard.authorize("s", "deploy")
+        assert answer.allowed is allowed, verify
+        assert len(owner.asked) == allowed
+        assert allowed or "no token is shown" in answer.reasons[-1].detail
 
 
 async def test_from_http_the_way_may_lead_to_https(pki: Path) -> None:
