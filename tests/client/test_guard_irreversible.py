@@ -18,6 +18,7 @@ from aiohttp import web
 from sidecar.client.emitter import Emitter
 from sidecar.client.errors import Backlog, Unacknowledged
 from sidecar.client.guard import ActionUnlogged, Guard, Refused, SyncGuard
+from sidecar.engine.rules import CATALOGUE
 from sidecar.protocol.api import (
     AuthorizeAnswer,
     CommitAnswer,
@@ -176,17 +177,19 @@ def test_the_emitter_is_a_log(yes_man: FakeGuard, tmp_path: Path) -> None:
 
 def test_refused_it_is_not_done(no_man: FakeGuard) -> None:
     log, deploy = MemoryLog(), Deploys()
+    log.event("hello")
     with SyncGuard(no_man.url) as client:
         guarded = client.irreversible(log, action="deploy-{env}")(deploy)
         with pytest.raises(Refused) as caught:
             guarded("prod")
     assert deploy.done == []
-    assert log.raw == []
+    assert kinds(log.decoded()) == ["opaque"]
+    assert log.kept == 0
     assert isinstance(caught.value.answer, AuthorizeAnswer)
     assert caught.value.reasons[0].rule == "action_unauthorized"
     text = str(caught.value)
     assert text.startswith("deploy-prod is refused in session s (log applied up to 1):\n- action_unauthorized: action")
-    assert "\n  do: Stop the session" in text
+    assert "\n  do: Do not do it, nor anything else to the same end. Ask for approval;" in text
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == text
 
@@ -601,6 +604,19 @@ def test_a_refusal_says_how_to_go_on() -> None:
     assert "missing: vm-1, last seen at position 4 (live)" in lines
     assert "missing: vm-2, never seen" in lines
     assert lines[-2:] == ["re-expand from: c0", "replay from: position 3"]
+
+
+@pytest.mark.parametrize("rule", ["action_unauthorized", "action_on_degraded", "resumed_unverified"])
+def test_a_refusal_says_what_would_have_been_and_not_what_was(rule: str) -> None:
+    known = CATALOGUE[rule]
+    detail = f"action deploy would be {rule}: {known.meaning}"
+    text = str(Refused("deploy", AuthorizeAnswer(reasons=[Reason(code="rule", rule=rule, detail=detail)])))
+    assert known.meaning not in text
+    assert known.remedy not in text
+    assert "was carried out" not in text
+    assert "  do: Do not " in text
+    halted = Reason(code="open_halt", rule=rule, detail="Halt h is open since position 3.")
+    assert f"  do: {known.remedy}" in str(Refused("deploy", AuthorizeAnswer(reasons=[halted])))
 
 
 def test_a_refused_summary_says_what_to_pin() -> None:

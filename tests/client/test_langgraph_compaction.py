@@ -339,3 +339,14 @@ def test_the_default_prompt_is_told_before_the_history() -> None:
 )
 def test_what_a_summary_says_it_carries(text: str, carried: Carried) -> None:
     assert read_carried(text) == carried
+
+
+def test_a_log_that_has_lost_its_journal_commits_nothing(guard: SyncGuard, log: MemoryLog, judged: Any) -> None:
+    older = MemoryLog()
+    for _ in range(20):
+        log.event("hello")
+    talk = Talk(guard, older, summary())
+    with pytest.raises(Refused, match="position 20, as the guard tells, and this emitter stands at"):
+        for _ in range(4):
+            talk.say("Hello.")
+    assert older.of("summary") == []

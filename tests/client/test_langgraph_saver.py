@@ -545,3 +545,14 @@ def test_a_subgraph_is_run_as_the_graph_around_it_is(guard: SyncGuard, log: Memo
     with pytest.raises(ValueError, match='durability="sync"'):
         graph.invoke({"messages": []}, thread())
     assert graph.invoke({"messages": []}, thread(), durability="sync")["messages"][0].content == "done"
+
+
+def test_a_log_that_has_lost_its_journal_is_not_gone_on_with(guard: SyncGuard, log: MemoryLog, judged: Any) -> None:
+    kept = InMemorySaver()
+    compacted_life(kept, guard, log)
+    judged[0].catch_up()
+    older = MemoryLog()
+    older.raw = log.raw[:3]
+    with pytest.raises(Refused, match=f"position {len(log.raw)}, as the guard tells, and this emitter stands at 3"):
+        Life(kept, guard, older).say("Are you there?")
+    assert older.of("resume") == []

@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import (
 )
 
 from sidecar.client.guard import Guard, SyncGuard
-from sidecar.client.irreversible import Log
+from sidecar.client.irreversible import Log, fallen_behind
 from sidecar.client.langgraph.carried import Compacted, compacted
 from sidecar.client.langgraph.durability import refuse_unordered
 from sidecar.client.langgraph.logs import LogFor, Logs, Remembered
@@ -195,6 +195,10 @@ class SidecarSaver(BaseCheckpointSaver[Any]):
         answer: ResumeAnswer = yield call(
             self._guard, "resume", log.session_id, asked_about, deps=deps, min_seq=log.position
         )
+        if (behind := fallen_behind(log, answer)) is not None:
+            answer.decision = "reconcile"
+            answer.reasons.append(behind)
+            return answer
         if answer.decision == "resume":
             return None
         if record_id is None and _only_unknown(answer):
