@@ -92,8 +92,8 @@ class ActionUnlogged(ClientError):
 
 _WOULD = {
     "action_unauthorized": "Nothing in the log allows this action now; it would be done without permission.",
-    "action_on_degraded": "The session went on from a state that nobody has confirmed; the action would rest on it.",
-    "resumed_unverified": "It is unknown or not verified; what the agent went on from would not be what the log says.",
+    "action_on_degraded": "The session resumed from a state that nobody has confirmed. The action would rest on it.",
+    "resumed_unverified": "It is unknown or not verified. The agent would act on a state that does not match the log.",
 }
 """What a verdict means before the fact: the catalogue says it of what has been done."""
 
@@ -103,7 +103,7 @@ _INSTEAD = {
         " exactly this action, try again."
     ),
     "action_on_degraded": "Do not do it. Have an operator reconcile the session, then try again.",
-    "resumed_unverified": "Do not go on from it. Go on from the checkpoint named here, or replay the log from there.",
+    "resumed_unverified": "Do not resume from it. Resume from the checkpoint named below; without one, replay the log.",
 }
 
 
