@@ -29,6 +29,7 @@ def standing(position: int | None, code: Any = "unknown_session") -> FakeGuard:
             position=position,
             awaiting=False,
             waiting=0,
+            unread=False,
             missing=[],
             checkpoint_in_force=None,
             checkpoints=[],
@@ -168,9 +169,23 @@ def test_a_child_does_not_hold_what_its_parent_has_closed(tmp_path: Path) -> Non
         log.close()
         with SyncEmitter.file(path, "s") as again:
             assert again.action("a") == 1
+            with pytest.raises(JournalInUse):
+                SyncEmitter.file(path, "s", journal=tmp_path / "other").start()
     finally:
         os.close(go)
         os.waitpid(child, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_child_that_ends_does_not_take_its_parents_lock_away(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with SyncEmitter.file(path, "s"):
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(JournalInUse, match="writes the session"):
+            SyncEmitter.file(path, "s", journal=tmp_path / "other").start()
 
 
 # --- room for what is logged later ------------------------------------------------------------------------------------

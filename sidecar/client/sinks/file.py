@@ -101,7 +101,14 @@ class FileSink:
 
     def _close(self) -> None:
         if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                _let_go(self._fd, self._session_id)  # for closing alone does not unlock what a fork still has open
             os.close(self._fd)
+            self._fd = -1
+
+    def _forked(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)  # else the lock would live as long as the child; it stays the parent's
             self._fd = -1
 
     def _append(self, lines: bytes) -> None:
@@ -157,23 +164,31 @@ class FileSink:
 
 
 def _hold(fd: int, path: Path, session_id: str) -> None:
-    """Lock a session in a file, whatever name it was opened by, until the file is closed.
+    """Lock a session in a file, whatever name it was opened by, until it is let go.
 
     Raises:
         JournalInUse: another emitter has locked it.
     """
-    byte = _FAR + int.from_bytes(hashlib.sha256(session_id.encode()).digest()[:7])
     try:
-        if hasattr(fcntl, "F_OFD_SETLK"):
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-        else:  # sees other processes only
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        _lock(fd, session_id, fcntl.F_WRLCK)
     except (BlockingIOError, PermissionError):
         raise JournalInUse(
             path,
             f"another emitter writes the session {session_id!r} to this file, by this name or another (a link). A"
             " session has one writer: close the other one, or use it",
         ) from None
+
+
+def _let_go(fd: int, session_id: str) -> None:
+    _lock(fd, session_id, fcntl.F_UNLCK)
+
+
+def _lock(fd: int, session_id: str, how: int) -> None:
+    byte = _FAR + int.from_bytes(hashlib.sha256(session_id.encode()).digest()[:7])
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(how, os.SEEK_SET, byte, 1, 0))
+    else:  # sees other processes only
+        fcntl.lockf(fd, fcntl.LOCK_UN if how == fcntl.F_UNLCK else fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
 
 
 def _open(path: Path) -> int:
@@ -226,7 +241,7 @@ _OPEN: "weakref.WeakSet[FileSink]" = weakref.WeakSet()
 def _after_fork() -> None:
     for sink in list(_OPEN):
         with contextlib.suppress(OSError):
-            sink._close()  # else the locks would live as long as the child
+            sink._forked()
 
 
 os.register_at_fork(after_in_child=_after_fork)
