@@ -24,6 +24,7 @@ ends, and is not inherited by a fork. The folder must be on a local file system.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
@@ -95,8 +96,12 @@ class Disk:
     def keep(self, fd: int, offset: int, length: int) -> None:
         """Have the file system set space aside, so that writing there cannot fail for want of it."""
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, offset, length)
-            return
+            try:
+                os.posix_fallocate(fd, offset, length)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot do it
+                    raise
         missing = offset + length - os.fstat(fd).st_size
         while missing > 0:
             missing -= os.pwrite(fd, bytes(min(missing, HEAD)), offset + length - missing)

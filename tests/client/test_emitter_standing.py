@@ -1,6 +1,7 @@
 """Where a session stands: a lost journal goes on behind the log, an older one is refused, a second writer too."""
 
 import asyncio
+import errno
 import os
 import shutil
 import subprocess
@@ -11,7 +12,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.client import Emitter, Guard, JournalBehind, JournalInUse, StandingUnknown, SyncEmitter, SyncGuard
+from sidecar.client import (
+    Emitter,
+    Guard,
+    JournalBehind,
+    JournalInUse,
+    JournalUnwritable,
+    StandingUnknown,
+    SyncEmitter,
+    SyncGuard,
+)
+from sidecar.client.journal import Disk
 from sidecar.protocol.api import FrontierView, Problem, Reason, SessionView
 from tests.client.guards import FakeGuard
 from tests.client.logs import lines, log_of
@@ -192,9 +203,6 @@ def test_a_child_that_ends_does_not_take_its_parents_lock_away(tmp_path: Path) -
 
 
 async def test_room_that_is_kept_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sidecar.client import JournalUnwritable
-    from sidecar.client.journal import Disk
-
     limit = 1 << 20
 
     def keep(self: Disk, fd: int, offset: int, length: int) -> None:
@@ -232,6 +240,19 @@ async def test_room_that_is_kept_is_on_the_disk(tmp_path: Path, monkeypatch: pyt
         await log.flush()
     records = log_of(lines(tmp_path / "log.jsonl")["s"])
     assert [type(record).__name__ for record in records.values()][-2:] == ["Opaque", "Action"]
+
+
+def test_a_file_system_that_sets_nothing_aside_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", cannot)
+    path = tmp_path / "file"
+    path.write_bytes(b"kept")
+    with path.open("r+b") as file:
+        Disk().keep(file.fileno(), 2, 10_000)
+        Disk().keep(file.fileno(), 2, 10)
+    assert path.read_bytes() == b"kept" + bytes(9_998)
 
 
 async def test_what_is_not_used_is_given_back(tmp_path: Path) -> None:

@@ -84,7 +84,13 @@ async def test_a_yes_comes_through_with_all_that_was_asked() -> None:
     assert answers["gc"].reclaimable == ["n1", "n2"]
     assert fake.paths == ["/v1/authorize", "/v1/resume", "/v1/commit", "/v1/gc"]
     assert fake.asked[0] == {"session_id": "s", "action_id": "deploy", "checkpoint_id": None, "min_seq": 7}
-    assert fake.asked[1] == {"session_id": "s", "checkpoint_id": "c", "deps": ["ref"], "replayed_to": None, "min_seq": 7}
+    assert fake.asked[1] == {
+        "session_id": "s",
+        "checkpoint_id": "c",
+        "deps": ["ref"],
+        "replayed_to": None,
+        "min_seq": 7,
+    }
     assert fake.asked[2] == {**SUMMARY, "kind": "summary", "min_seq": 7}
     assert fake.asked[3] == {"session_id": "s", "node_ids": ["n1", "n2"], "min_seq": 7}
     assert all(headers["content-type"] == "application/json" for headers in fake.headers)
