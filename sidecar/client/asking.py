@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from sidecar.client.addresses import Owners, Unfit, parse
+from sidecar.client.answers import UNREADABLE, decode
 from sidecar.client.http import Cert, Http, Reply, Token, Verify
 from sidecar.client.questions import MISDIRECTED, Question, read, refusal
 from sidecar.client.refused import Answer
@@ -65,7 +65,7 @@ class Asker:
         if not given.patience >= 0:
             raise ValueError(f"patience {given.patience:g} is less than none")
         self.patience = given.patience
-        self.owner_hosts = given.owner_hosts
+        self.owner_hosts = None if given.owner_hosts is None else tuple(host.lower() for host in given.owner_hosts)
         self.http = Http(
             token=Token(given.token, given.token_file),
             token_over_http=given.token_over_http,
@@ -107,9 +107,9 @@ class Asker:
         def understand(reply: Reply) -> R | list[Reason] | str:
             try:
                 if reply.status == 200:
-                    return msgspec.json.decode(reply.body, type=kind)
-                return msgspec.json.decode(reply.body, type=Problem).reasons or "no reason was given"
-            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                    return decode(reply.body, kind)
+                return decode(reply.body, Problem).reasons or "no reason was given"
+            except UNREADABLE as error:
                 return f"the answer (HTTP {reply.status}) cannot be read: {error}"
 
         async def once() -> R | list[Reason]:
@@ -167,8 +167,8 @@ class Asker:
     def _next(self, reply: Reply, asked: "list[httpx2.URL]") -> "tuple[httpx2.URL | None, str]":
         """Return the owner that a reply names, if it may be asked, else why not."""
         try:
-            named = msgspec.json.decode(reply.body, type=_Owner).owner
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            named = decode(reply.body, _Owner).owner
+        except UNREADABLE:
             named = None
         if named is None:
             return None, f"{reply.url} does not say who has the session"
@@ -181,7 +181,13 @@ class Asker:
         if len(asked) > MAX_FOLLOWED:
             return None, f"{reply.url} names {owner} as the owner, the {len(asked)}th one; no more are asked"
         if self.owner_hosts is not None and not any(fnmatchcase(owner.host, host) for host in self.owner_hosts):
-            return None, f"{reply.url} names {owner} as the owner, which is none of `owner_hosts`"
+            return None, f"{reply.url} names {owner} as the owner, which is none of `owner_hosts`; it is not asked"
+        if self.owner_hosts is None and not (owner.scheme == "https" and self.http.knows_its_own):
+            # Whoever may join the replicas' group can name any address, and would be believed.
+            return None, (
+                f"{reply.url} names {owner} as the owner, and nothing tells that this is a guard; it is not asked, and"
+                " no token is shown. Say `owner_hosts`, or use https with `verify` naming the authorities of the guards"
+            )
         if reply.url.scheme == "https" and owner.scheme != "https":
             return None, f"{reply.url} names {owner} as the owner; from https the way does not lead to http"
         if not self.http.may_show_token(owner):

@@ -4,26 +4,23 @@ import asyncio
 import contextlib
 import logging
 import os
-from abc import abstractmethod
+import threading
 from collections import deque
 from collections.abc import Coroutine, Iterable
 from itertools import islice
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Self
 
 from sidecar.client.compose import SEQ_ROOM, Role, common_fields, session_bytes
 from sidecar.client.errors import Backlog, BrokerRefusal, Closed, EmitterError, Unacknowledged
 from sidecar.client.journal import Entry, Journal, journal_path
-from sidecar.client.kinds import Kinds, T_co
+from sidecar.client.made import Made, Options, check
 from sidecar.client.options import REFUSED_PAUSE
 from sidecar.client.sinks import Sink
+from sidecar.client.standing import known_to, refuse_behind
 from sidecar.client.worker import Worker
-from sidecar.protocol.records import MAX_INT
 
 log = logging.getLogger(__name__)
-
-Recover = Literal["trust", "scan"]
 
 _GROUP = 10_000
 _GROUP_BYTES = 4 << 20
@@ -33,173 +30,17 @@ _PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 
 
-class Options(NamedTuple):
-    """Hold what an emitter is made from, besides its sink and its session."""
-
-    journal: Path
-    tenant: str | None = None
-    agent: str | None = None
-    model: str | None = None
-    start_at: int | None = None
-    recover: Recover = "trust"
-    start_timeout: float = 30.0
-    emit_timeout: float = 30.0
-    flush_timeout: float = 30.0
-    max_unacknowledged: int = 100_000
-    max_unacknowledged_bytes: int = 256 << 20
-
-
-class Made(Kinds[T_co]):
-    """Make an emitter for a place where its records go."""
-
-    @abstractmethod
-    def __init__(self, sink: Sink, session_id: str, options: Options) -> None: ...
-
-    @classmethod
-    def kafka(
-        cls,
-        bootstrap_servers: str | Iterable[str],
-        session_id: str,
-        *,
-        journal: str | Path,
-        tenant: str | None = None,
-        agent: str | None = None,
-        model: str | None = None,
-        events_topic: str = "agent.events",
-        compactions_topic: str = "agent.compactions",
-        compression_type: str | None = None,
-        start_at: int | None = None,
-        recover: Recover = "trust",
-        start_timeout: float = 30.0,
-        emit_timeout: float = 30.0,
-        flush_timeout: float = 30.0,
-        max_unacknowledged: int = 100_000,
-        max_unacknowledged_bytes: int = 256 << 20,
-        **client_options: Any,
-    ) -> Self:
-        """Return an emitter that publishes to Kafka, keyed by the session; it starts as a context manager.
-
-        Args:
-            bootstrap_servers: `HOST:PORT,…`.
-            session_id: the session; nobody else may write to its log.
-            journal: a folder for the journals of sessions, or this one's file (`….journal`), on a local file system.
-                Lost with records of the session published, it is to be said where to go on: see `recover`.
-            tenant: whose session it is, on every record.
-            agent: which agent writes, on every record.
-            model: which model is at work, on every record.
-            events_topic: where log events go.
-            compactions_topic: where compaction records go; with as many partitions, or the same topic.
-            compression_type: `gzip`, `snappy`, `lz4`, `zstd` or None.
-            start_at: the first `seq` of a new journal, for a log that begins elsewhere.
-            recover: what a new journal means. `trust`: a new session, which begins at 1. `scan`: the session's
-                partition of both topics is read first, and the log goes on behind the newest record found there.
-            start_timeout: seconds to wait for a broker at the start; 0: start without, and publish when there is one.
-            emit_timeout: seconds that a call waits for room when too much is unacknowledged; then it raises `Backlog`.
-            flush_timeout: seconds that `flush` and the end wait for acknowledgements.
-            max_unacknowledged: how many records may wait for acknowledgement.
-            max_unacknowledged_bytes: how many bytes of them.
-            client_options: what aiokafka's clients take: `security_protocol`, `ssl_context`, `sasl_…`, `client_id`, ….
-
-        Raises:
-            TypeError: an argument of the wrong type, or an unknown one.
-            ValueError: an argument that makes no sense.
-        """
-        from sidecar.client.sinks.kafka import KafkaSink  # costs the import of aiokafka
-
-        sink = KafkaSink(
-            bootstrap_servers,
-            events_topic=events_topic,
-            compactions_topic=compactions_topic,
-            compression_type=compression_type,
-            options=client_options,
-        )
-        return cls(
-            sink,
-            session_id,
-            Options(
-                journal=Path(journal),
-                tenant=tenant,
-                agent=agent,
-                model=model,
-                start_at=start_at,
-                recover=recover,
-                start_timeout=start_timeout,
-                emit_timeout=emit_timeout,
-                flush_timeout=flush_timeout,
-                max_unacknowledged=max_unacknowledged,
-                max_unacknowledged_bytes=max_unacknowledged_bytes,
-            ),
-        )
-
-    @classmethod
-    def file(
-        cls,
-        path: str | Path,
-        session_id: str,
-        *,
-        journal: str | Path | None = None,
-        tenant: str | None = None,
-        agent: str | None = None,
-        model: str | None = None,
-        start_at: int | None = None,
-        recover: Recover = "trust",
-        emit_timeout: float = 30.0,
-        flush_timeout: float = 30.0,
-        max_unacknowledged: int = 100_000,
-        max_unacknowledged_bytes: int = 256 << 20,
-    ) -> Self:
-        """Return an emitter that appends to a JSONL file, for `sidecar watch`; it starts as a context manager.
-
-        Args:
-            path: the file; several emitters may write to it, and nobody else.
-            session_id: the session; nobody else may write to its log.
-            journal: as with Kafka; by default a hidden folder beside the file.
-            tenant: whose session it is, on every record.
-            agent: which agent writes, on every record.
-            model: which model is at work, on every record.
-            start_at: the first `seq` of a new journal, for a log that begins elsewhere.
-            recover: what a new journal means: a new session (`trust`), or that the file is read for the newest record
-                (`scan`).
-            emit_timeout: seconds that a call waits for room when too much is not written, before it raises `Backlog`.
-            flush_timeout: seconds that `flush` and the end wait until all is written.
-            max_unacknowledged: how many records may wait to be written.
-            max_unacknowledged_bytes: how many bytes of them.
-
-        Raises:
-            TypeError: an argument of the wrong type.
-            ValueError: an argument that makes no sense.
-        """
-        from sidecar.client.sinks.file import FileSink
-
-        sink = FileSink(path)
-        return cls(
-            sink,
-            session_id,
-            Options(
-                journal=sink.path.with_name(f".{sink.path.name}.journals") if journal is None else Path(journal),
-                tenant=tenant,
-                agent=agent,
-                model=model,
-                start_at=start_at,
-                recover=recover,
-                emit_timeout=emit_timeout,
-                flush_timeout=flush_timeout,
-                max_unacknowledged=max_unacknowledged,
-                max_unacknowledged_bytes=max_unacknowledged_bytes,
-            ),
-        )
-
-
 class _Call:
     """Be one call whose record is not in the journal yet."""
 
-    __slots__ = ("body", "deadline", "outcome", "role")
+    __slots__ = ("body", "deadline", "outcome", "role", "room")
 
-    def __init__(self, role: Role, body: bytes, outcome: "asyncio.Future[int]", deadline: float) -> None:
+    def __init__(self, role: Role, body: bytes, outcome: "asyncio.Future[int]", deadline: float, room: int = 0) -> None:
         self.role = role
         self.body = body
         self.outcome = outcome
         self.deadline = deadline
+        self.room = room
 
 
 class Emitter(Made[Coroutine[Any, Any, int]]):
@@ -216,7 +57,7 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
     def __init__(self, sink: Sink, session_id: str, options: Options) -> None:
         session_bytes(session_id)
         self._defaults = common_fields(options.tenant, options.agent, options.model)
-        _check(options)
+        check(options)
         self._session_id = session_id
         self._sink = sink
         self._options = options
@@ -227,6 +68,10 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
         self._process = 0
         self._position = 0
         self._calls: deque[_Call] = deque()
+        self._promised: deque[_Call] = deque()
+        self._kept = 0
+        self._keeping = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: deque[Entry] = deque()
         self._outbox_bytes = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -277,16 +122,20 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
             JournalError: the journal cannot be used: in use, damaged, somebody else's, unwritable.
             BrokerError: no broker, or topics that are not fit; `BrokerRefusal`, at once: they do not let us in.
             OSError: the same of a file.
+            JournalBehind: it is an older copy, or `start_at` is behind: the session's log has gone on.
             ValueError: the journal began elsewhere than at `start_at`.
         """
         if self._journal is not None or self._closing:
             raise EmitterError("An emitter is started once: make another one")
         within = self._options.start_timeout
         try:
+            new = not self._path.exists()
             start_at = self._options.start_at
-            if self._options.recover == "scan" and not self._path.exists():
-                await self._sink.open(self._session_id, within)
-                start_at = await self._sink.newest() + 1
+            who, known = await self._stands(new)
+            if new and start_at is None:
+                start_at = known + 1
+            elif new and start_at is not None:
+                refuse_behind(self._path, self._session_id, who, known, start_at - 1)
             opening = self._worker.submit(Journal.open, self._path, self._session_id, start_at)
             try:
                 journal, left = await asyncio.shield(opening)
@@ -294,13 +143,14 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
                 opening.add_done_callback(_close_at_once)
                 raise
             self._journal = journal
+            refuse_behind(self._path, self._session_id, who, known, journal.position)
             if within:
                 await self._sink.open(self._session_id, within)
         except BaseException:
             self._closing = True
             await self._let_go()
             raise
-        self._process = os.getpid()
+        self._process, self._loop = os.getpid(), asyncio.get_running_loop()
         self._position = journal.position
         if left:
             log.info("%s: %d records of the last run were not acknowledged, and are published", self._path, len(left))
@@ -311,6 +161,21 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
             asyncio.create_task(self._commit(), name="sidecar-commit"),
             asyncio.create_task(self._publish(), name="sidecar-publish"),
         ]
+
+    async def _stands(self, new: bool) -> tuple[str, int]:
+        """Return how far the session's log has come, and who says so; 0: nobody knows of it, or nobody was asked."""
+        who, known = "the guard", 0
+        if self._options.guard is not None:
+            known = await known_to(self._options.guard, self._session_id)
+            if new and not known and not self._sink.near:
+                return who, 0  # the session is new
+        # The guard may not have applied all of it yet: where the log goes on is told by the log itself.
+        if self._sink.near or (new and self._options.start_at is None):
+            await self._sink.open(self._session_id, self._options.start_timeout)
+            newest = await self._sink.newest()
+            if newest >= known:
+                who, known = "the log itself", newest
+        return who, known
 
     async def flush(self, within: float | None = None) -> None:
         """Wait until everything that was logged before is acknowledged.
@@ -360,53 +225,130 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
     # --- calls ----------------------------------------------------------------------------------------------------
 
     async def _append(self, role: Role, body: bytes) -> int:
+        self._takes(len(body))
+        return await self._call(role, body)
+
+    async def _reserve(self, room: int) -> int:
+        self._takes(room)
+        outcome = self._call("events", b"", room=room)
+        try:
+            await outcome
+        except asyncio.CancelledError:
+            if outcome.done() and not outcome.cancelled() and outcome.exception() is None:
+                self.give_back(2 * room)
+            raise
+        return room
+
+    async def _append_kept(self, role: Role, body: bytes, room: int) -> int:
+        self._keep(-room)
+        try:
+            self._takes(len(body))
+        except BaseException:
+            if self._journal is not None:
+                self._journal.give_back(room)
+            raise
+        loop = asyncio.get_running_loop()
+        call = _Call(role, body, loop.create_future(), loop.time(), room)
+        self._promised.append(call)
+        self._called.set()
+        self._room.set()
+        return await call.outcome
+
+    def give_back(self, room: int) -> None:
+        """Give back room that `reserve` kept and that was not used; from any thread, and it never waits.
+
+        Args:
+            room: bytes, of one record or of both.
+        """
+        if not room or self._journal is None:
+            return
+        self._keep(-room)
+        self._journal.give_back(room)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._room.set)
+
+    def _keep(self, room: int) -> None:
+        with self._keeping:
+            self._kept += room
+
+    def _takes(self, size: int) -> None:
         self._running()
         if self._closing:
             raise Closed("The emitter has been closed: nothing was logged")
-        if len(body) + SEQ_ROOM > self._sink.limit:
+        if size + SEQ_ROOM > self._sink.limit:
             raise ValueError(
-                f"the record has {len(body)} bytes, and at most {self._sink.limit - SEQ_ROOM} are taken"
+                f"the record has {size} bytes, and at most {self._sink.limit - SEQ_ROOM} are taken"
                 " (see max.message.bytes of the topics)"
             )
+
+    def _call(self, role: Role, body: bytes, room: int = 0) -> "asyncio.Future[int]":
         loop = asyncio.get_running_loop()
-        call = _Call(role, body, loop.create_future(), loop.time() + self._options.emit_timeout)
+        call = _Call(role, body, loop.create_future(), loop.time() + self._options.emit_timeout, room)
         self._calls.append(call)
         self._called.set()
-        return await call.outcome
+        return call.outcome
 
     async def _commit(self) -> None:
         """Put what was called into the journal, everything that has come in the meantime at once."""
-        assert self._journal is not None
         while True:
             await self._called.wait()
-            group = self._group()
-            if not group:
+            if self._promised:  # there is room for them: it was kept
+                promised, self._promised = list(self._promised), deque()
+                await self._write(promised, sum(call.room for call in promised))
+            elif not (group := self._group()):
                 await self._wait_for_room()
-                continue
-            try:
-                entries = await self._worker.submit(self._journal.append, [(call.role, call.body) for call in group])
-            except asyncio.CancelledError:
-                _fail(group, Closed("The emitter was closed while this was written: the next start shows if it was"))
-                raise
-            except Exception as error:
-                _fail(group, error)
-                continue
-            self._outbox += entries
-            self._outbox_bytes += sum(len(entry.raw) for entry in entries)
-            self._position = entries[-1].seq
-            self._filled.set()
-            for call, entry in zip(group, entries, strict=True):
-                if not call.outcome.done():
-                    call.outcome.set_result(entry.seq)
+            elif group[0].room:
+                await self._make_room(group[0])
+            else:
+                await self._write(group, 0)
+
+    async def _write(self, group: list[_Call], kept: int) -> None:
+        assert self._journal is not None
+        try:
+            entries = await self._worker.submit(self._journal.append, [(call.role, call.body) for call in group], kept)
+        except asyncio.CancelledError:
+            _fail(group, Closed("The emitter was closed while this was written: the next start shows if it was"))
+            raise
+        except Exception as error:
+            _fail(group, error)
+            return
+        self._outbox += entries
+        self._outbox_bytes += sum(len(entry.raw) for entry in entries)
+        self._position = entries[-1].seq
+        self._filled.set()
+        for call, entry in zip(group, entries, strict=True):
+            if not call.outcome.done():
+                call.outcome.set_result(entry.seq)
+
+    async def _make_room(self, call: _Call) -> None:
+        """Keep room for the two records of an action."""
+        assert self._journal is not None
+        room = 2 * call.room
+        try:
+            await self._worker.submit(self._journal.reserve, room)
+        except asyncio.CancelledError:
+            _fail((call,), Closed("The emitter was closed: nothing was logged"))
+            raise
+        except Exception as error:
+            _fail((call,), error)
+            return
+        self._keep(room)
+        if call.outcome.done():  # its task was cancelled
+            self.give_back(room)
+        else:
+            call.outcome.set_result(0)
 
     def _group(self) -> list[_Call]:
-        """Take as many calls as there is room for."""
+        """Take as many calls as there is room for, or the next one alone if it is to keep room."""
         options = self._options
         records = min(_GROUP, options.max_unacknowledged - len(self._outbox))
-        size = options.max_unacknowledged_bytes - self._outbox_bytes
+        size = options.max_unacknowledged_bytes - self._outbox_bytes - self._kept
         group: list[_Call] = []
         total = 0
         while self._calls and len(group) < records and total < min(size, _GROUP_BYTES):
+            if group and (group[0].room or self._calls[0].room):
+                break
             call = self._calls.popleft()
             if not call.outcome.done():  # else its task was cancelled
                 total += len(call.body)
@@ -485,7 +427,7 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
 
     async def _settled(self) -> None:
         """Wait until what was called before is in the journal, or has failed."""
-        if waiting := [call.outcome for call in self._calls]:
+        if waiting := [call.outcome for call in (*self._calls, *self._promised)]:
             await asyncio.wait(waiting)
         # A group that is being written has been taken from the calls: the worker does one thing after the other.
         await self._worker.submit(int)
@@ -504,8 +446,9 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
                 await asyncio.wait(tasks)
             await self._sink.close()
         finally:
-            _fail(self._calls, Closed("The emitter was closed: nothing was logged"))
+            _fail((*self._calls, *self._promised), Closed("The emitter was closed: nothing was logged"))
             self._calls.clear()
+            self._promised.clear()
             closing = None if self._journal is None else self._worker.submit(self._journal.close)
             self._worker.stop()
             if closing is not None:
@@ -536,20 +479,6 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
             f" ({self._outbox_bytes} bytes) in {self._path}, and no room was made within"
             f" {self._options.emit_timeout:g} s{why}."
         )
-
-
-def _check(options: Options) -> None:
-    if options.recover not in ("trust", "scan"):
-        raise ValueError(f'recover={options.recover!r}: it is "trust" or "scan"')
-    if options.start_at is not None:
-        if type(options.start_at) is not int:
-            raise TypeError(f"start_at: expected `int`, got `{type(options.start_at).__name__}`")
-        if not 1 <= options.start_at <= MAX_INT:
-            raise ValueError(f"start_at={options.start_at}: positions begin at 1")
-        if options.recover == "scan":
-            raise ValueError('start_at and recover="scan" both say where a new journal begins: give one of them')
-    if options.max_unacknowledged < 1 or options.max_unacknowledged_bytes < 1:
-        raise ValueError("max_unacknowledged and max_unacknowledged_bytes must be at least 1")
 
 
 def _fail(calls: Iterable[_Call], error: Exception) -> None:

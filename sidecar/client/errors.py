@@ -23,6 +23,10 @@ class Closed(EmitterError):
     """Say that the emitter has not been started, or has been closed."""
 
 
+class StandingUnknown(EmitterError):
+    """Say that nobody can tell how far the session's log has come, so that no position can be given out."""
+
+
 class Backlog(EmitterError):
     """Say that so much waits to be acknowledged that nothing more is taken; the call has logged nothing."""
 
@@ -58,7 +62,23 @@ class JournalError(EmitterError):
 
 
 class JournalInUse(JournalError):
-    """Say that another emitter, of this process or another, has the journal open."""
+    """Say that another emitter, of this process or another, has the journal open, or writes the session to the file."""
+
+
+class JournalBehind(JournalError):
+    """Say that the session's log has gone on without this journal: it was lost, or is an older copy.
+
+    Args:
+        path: the journal.
+        problem: what is wrong, and what to do.
+        position: how far the log has come.
+        own: how far the journal has.
+    """
+
+    def __init__(self, path: Path, problem: str, position: int, own: int) -> None:
+        super().__init__(path, problem)
+        self.position = position
+        self.own = own
 
 
 class JournalDamaged(JournalError):

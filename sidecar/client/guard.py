@@ -4,8 +4,6 @@ A question never raises for what goes wrong on the way: whatever is not a plain,
 refuses. Nothing is remembered from one question to the next but who answered.
 """
 
-import functools
-import inspect
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -14,11 +12,12 @@ from urllib.parse import quote, urlencode
 
 from sidecar.client.asking import Asker, Configuration
 from sidecar.client.http import Cert, Verify
-from sidecar.client.irreversible import Log, OnError, carried_out, identify
+from sidecar.client.irreversible import Log, OnError
 from sidecar.client.portal import Portal
 from sidecar.client.questions import Invalid, Question, authorize, commit, gc, refusal, resume
 from sidecar.client.refused import ActionUnlogged, Answer, GuardError, Refused
-from sidecar.client.steps import Call, Procedure, arun, refuse_async, run
+from sidecar.client.steps import refuse_async
+from sidecar.client.wrapping import ActionId, CheckpointId, Wrapping, wrapped_async, wrapped_sync
 from sidecar.protocol.api import (
     AuthorizeAnswer,
     CheckpointView,
@@ -37,9 +36,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A", bound=Answer)
 F = TypeVar("F", bound=Callable[..., Any])
-
-ActionId = str | Callable[..., str]
-CheckpointId = str | Callable[..., str | None] | None
 
 
 class _Wrap(Protocol):
@@ -146,8 +142,8 @@ class Guard(_Configured):
             own `guard.timeout` should be shorter, so that it can say what it waited for.
         patience: how long, in seconds, a question is asked again while the answer is one that may pass (the guard is
             restoring, lagging, overloaded, cannot be reached); 0: it is asked once.
-        owner_hosts: hosts (`guard-*.example` for many) that a guard may name as a session's owner; None: any, where the
-            token may be shown there at all.
+        owner_hosts: hosts (`guard-*.example` for many) that a guard may name as a session's owner; None: any with a
+            certificate of the authorities that `verify` names. Anybody else who is named is not asked.
         max_connections: most connections at the same time.
 
     Raises:
@@ -259,7 +255,7 @@ class Guard(_Configured):
         """
 
         def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-            return _wrapped_async(_Wrapping(self, log, function, action, checkpoint_id, on_error))
+            return wrapped_async(Wrapping(self, log, function, action, checkpoint_id, on_error))
 
         return wrap
 
@@ -323,11 +319,11 @@ class SyncGuard(_Configured):
         """Wrap a function that acts irreversibly; see `Guard.irreversible`. An async function stays async."""
 
         def wrap(function: F) -> F:
-            wrapping = _Wrapping(self, log, function, action, checkpoint_id, on_error)
+            wrapping = Wrapping(self, log, function, action, checkpoint_id, on_error)
             if wrapping.is_async:
-                return _wrapped_async(wrapping)  # type: ignore[return-value]
+                return wrapped_async(wrapping)  # type: ignore[return-value]
             refuse_async(log)
-            return _wrapped_sync(wrapping)  # type: ignore[return-value]
+            return wrapped_sync(wrapping)  # type: ignore[return-value]
 
         return wrap
 
@@ -345,58 +341,6 @@ class SyncGuard(_Configured):
             raise
         except Exception as error:  # closed
             raise GuardError(what, [Reason(code="unavailable", detail=str(error))]) from None
-
-
-class _Wrapping:
-    """Hold what is done around a function."""
-
-    def __init__(
-        self,
-        guard: Guard | SyncGuard,
-        log: Log,
-        function: Callable[..., Any],
-        action: ActionId,
-        checkpoint_id: CheckpointId,
-        on_error: OnError,
-    ) -> None:
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(f"{function!r} is a generator: calling it does nothing yet, so it cannot be guarded")
-        if on_error not in ("publish", "skip"):
-            raise ValueError(f"on_error: publish or skip, not {on_error!r}")
-        self.guard, self.log, self.function, self.on_error = guard, log, function, on_error
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004
-        )
-        self._identify = identify(action, function)
-        self._checkpoint_id = checkpoint_id
-
-    def procedure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Procedure[Any]:
-        """Return what is to be done for one call."""
-        given = self._checkpoint_id
-        return carried_out(
-            self.guard,
-            self.log,
-            Call(self.function, args, kwargs, awaited=self.is_async),
-            action_id=self._identify(args, kwargs),
-            checkpoint_id=given(*args, **kwargs) if callable(given) else given,
-            on_error=self.on_error,
-        )
-
-
-def _wrapped_sync(wrapping: _Wrapping) -> Callable[..., Any]:
-    @functools.wraps(wrapping.function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        return run(wrapping.procedure(args, kwargs))
-
-    return guarded
-
-
-def _wrapped_async(wrapping: _Wrapping) -> Callable[..., Any]:
-    @functools.wraps(wrapping.function)
-    async def guarded(*args: Any, **kwargs: Any) -> Any:
-        return await arun(wrapping.procedure(args, kwargs))
-
-    return guarded
 
 
 def _session_of(summary: object) -> object:

@@ -126,6 +126,17 @@ class Http:
         """Tell whether the token, if there is one, may be sent to an address."""
         return not self._token or self._token_over_http or not shows_secrets(url)
 
+    @property
+    def knows_its_own(self) -> bool:
+        """Tell whether a certificate shows that an address is a guard.
+
+        The system's authorities do not: they give a certificate to anybody, for a name of their own.
+        """
+        if isinstance(self._verify, bool):
+            return False
+        context = self.tls()
+        return context.verify_mode == ssl.CERT_REQUIRED and context.check_hostname
+
     async def send(self, method: str, base: "httpx2.URL", path: str, body: bytes | None) -> Reply:
         """Send, once more with another token where the first is refused; never raises but for being cancelled."""
         reply = Reply(base)

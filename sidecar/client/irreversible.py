@@ -1,14 +1,17 @@
-"""Ask, act, publish: what is done around every irreversible action."""
+"""Ask, act, publish: what is done around every irreversible action.
 
-import inspect
-import string
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeVar
+Whether its record can be written is known before the action: room for it is kept before the guard is asked, and the
+intention is in the log before anything is done. So a full disk or a full journal refuses, and after a crash the log
+shows what had been begun.
+"""
 
-from sidecar.client.refused import ActionUnlogged, Refused
+from typing import Any, Literal, Protocol
+
+from sidecar.client.deferred import refuse_deferred
+from sidecar.client.refused import ActionUnlogged, Answer, Refused
+from sidecar.client.standing import behind
 from sidecar.client.steps import Call, Procedure, call, finish
-
-T = TypeVar("T")
+from sidecar.protocol.api import Reason
 
 OnError = Literal["publish", "skip"]
 
@@ -23,6 +26,9 @@ class Log(Protocol):
     @property
     def position(self) -> int:
         """The last `seq` given out."""
+
+    def give_back(self, room: int) -> None:
+        """Give back room that was kept and not used; never waits."""
 
 
 def carried_out(
@@ -49,30 +55,57 @@ def carried_out(
     Raises:
         Refused: it was not permitted, so it was not carried out.
         ActionUnlogged: it was carried out, or may have been, and could not be published.
+        ClientError: the log takes no records, so nothing was asked, and nothing was carried out.
+        TypeError: it returned something that acts only later.
     """
     if not action_id:
         raise ValueError("the action has no id: an empty one authorizes nothing")
-    answer = yield call(
-        guard, "authorize", log.session_id, action_id, checkpoint_id=checkpoint_id, min_seq=log.position
-    )
-    if answer.allowed is not True:
-        raise Refused(action_id, answer)
+    room = yield call(log, "reserve", action_id)
+    kept = 2  # for the intention, and for the action
     try:
-        result = yield act
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        # It may have been carried out all the same: a lost answer, a timeout, a failure after the effect.
-        if on_error == "publish" and not isinstance(error, not_acted):
-            yield from _published(log, action_id, None, error)
-        raise
-    yield from _published(log, action_id, result, None)
-    return result
+        answer = yield call(
+            guard, "authorize", log.session_id, action_id, checkpoint_id=checkpoint_id, min_seq=log.position
+        )
+        if (behind := fallen_behind(log, answer)) is not None:
+            answer.allowed = False
+            answer.reasons.append(behind)
+        if answer.allowed is not True:
+            raise Refused(action_id, answer)
+        kept -= 1
+        yield call(log, "intend", action_id, room)
+        try:
+            result = yield act
+            refuse_deferred(result)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            # It may have been carried out all the same: a lost answer, a timeout, a failure after the effect.
+            if on_error == "publish" and not isinstance(error, not_acted):
+                kept -= 1
+                yield from _published(log, action_id, room, None, error)
+            raise
+        kept -= 1
+        yield from _published(log, action_id, room, result, None)
+        return result
+    finally:
+        log.give_back(kept * room)
 
 
-def _published(log: Log, action_id: str, result: object, error: BaseException | None) -> Procedure[None]:
+def fallen_behind(log: Log, answer: Answer) -> Reason | None:
+    """Return why nothing may be done if the guard knows records of the session that this log has not written.
+
+    A log has one writer, so nobody else can have written them: its journal was lost, or is an older copy.
+    """
+    # Read after the answer: what was logged meanwhile may be known there already.
+    position, own = answer.position, log.position
+    if position is None or position <= own:
+        return None
+    return Reason(code="log_incomplete", detail=behind(log.session_id, "the guard", position, own))
+
+
+def _published(log: Log, action_id: str, room: int, result: object, error: BaseException | None) -> Procedure[None]:
     try:
-        yield finish(log, "action", action_id, irreversible=True)
+        yield finish(log, "acted", action_id, room)
     except GeneratorExit:
         raise
     except Exception as failure:
@@ -81,75 +114,3 @@ def _published(log: Log, action_id: str, result: object, error: BaseException | 
             error.add_note(str(unlogged))  # whoever cancels or interrupts must get just that
             raise error from failure
         raise unlogged from failure
-
-
-def check_template(template: str, known: Mapping[str, inspect.Parameter] | None) -> None:
-    """See that a template can be filled.
-
-    Args:
-        template: as in `deploy-{env}`.
-        known: the parameters that there are; None: any.
-
-    Raises:
-        ValueError: it is no template, or names something that is no parameter.
-    """
-    try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise ValueError(f"the template {template!r} cannot be read: {error}") from None
-    if not template:
-        raise ValueError("the action has no id: an empty one authorizes nothing")
-    anything = known is None or any(p.kind is p.VAR_KEYWORD for p in known.values())
-    for name in names:
-        if not name.isidentifier():
-            raise ValueError(f"the template {template!r} has {{{name}}}: only the names of parameters can be filled in")
-        if not anything and known is not None and name not in known:
-            raise ValueError(f"the template {template!r} has {{{name}}}, which is no parameter: {', '.join(known)}")
-
-
-def fill(template: str, values: Mapping[str, Any]) -> str:
-    """Fill in a template.
-
-    Raises:
-        ValueError: a value is missing, or there is nothing in it that tells one action from another.
-    """
-    for _, name, _, _ in string.Formatter().parse(template):
-        if name is None:
-            continue
-        if name not in values:
-            raise ValueError(f"the action's id {template!r} cannot be filled in: `{name}` was not given")
-        if values[name] is None or str(values[name]) == "":
-            raise ValueError(f"the action's id {template!r} cannot be filled in: `{name}` is empty")
-    return string.Formatter().vformat(template, (), values)
-
-
-def identify(
-    action: str | Callable[..., str], function: Callable[..., Any]
-) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    """Return what tells the action's id from the arguments of a call.
-
-    Raises:
-        ValueError: the template cannot be filled from that function's parameters.
-    """
-    if not isinstance(action, str):
-        return lambda args, kwargs: _text(action(*args, **kwargs))
-    signature = inspect.signature(function)
-    template = action
-    check_template(template, signature.parameters)
-
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = dict(bound.arguments)
-        for name, parameter in signature.parameters.items():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                values = values.pop(name) | values  # a parameter is what it is, whatever else was given
-        return fill(template, values)
-
-    return of
-
-
-def _text(action_id: object) -> str:
-    if not isinstance(action_id, str):
-        raise TypeError(f"the action's id is {action_id!r}, which is no string")
-    return action_id

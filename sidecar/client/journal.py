@@ -24,6 +24,7 @@ ends, and is not inherited by a fork. The folder must be on a local file system.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
@@ -61,8 +62,8 @@ _SHOWN = 256
 
 _RESTORE = (
     "Do not put an older copy in its place: it would give positions out again. Move it away and begin a new one, which"
-    ' has to be told where the log goes on: recover="scan" looks for the newest position, start_at= says it. What was'
-    " in the journal and had not been published is lost"
+    " looks for the session's newest position and goes on behind it (start_at= says where instead). What was in the"
+    " journal and had not been published is lost"
 )
 
 
@@ -91,6 +92,19 @@ class Disk:
     def cut(self, fd: int, size: int) -> None:
         """Cut a file off."""
         os.ftruncate(fd, size)
+
+    def keep(self, fd: int, offset: int, length: int) -> None:
+        """Have the file system set space aside, so that writing there cannot fail for want of it."""
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(fd, offset, length)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot do it
+                    raise
+        missing = offset + length - os.fstat(fd).st_size
+        while missing > 0:
+            missing -= os.pwrite(fd, bytes(min(missing, HEAD)), offset + length - missing)
 
 
 class _Slot(NamedTuple):
@@ -136,6 +150,8 @@ class Journal:
         self._slot = _Slot(0, HEAD, 1, HEAD, 1, HEAD, 1)
         self._ends: deque[tuple[int, int]] = deque()
         self._acknowledged = 0
+        self._kept = 0
+        self._given_back: deque[int] = deque()
         self._trouble: str | None = None
 
     @classmethod
@@ -190,16 +206,43 @@ class Journal:
         """Return the last `seq` that was given out, or (nothing was yet) the one before the first."""
         return self._slot.next - 1
 
-    def append(self, bodies: Sequence[tuple[Role, bytes]]) -> list[Entry]:
+    def reserve(self, room: int) -> None:
+        """Keep space on the disk for records that come later; `append` uses it, `give_back` gives it back.
+
+        Args:
+            room: bytes.
+
+        Raises:
+            JournalUnwritable: there is no space.
+        """
+        self._usable()
+        self._settle()
+        try:
+            self._disk.keep(self._fd, self._slot.end, self._kept + room)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._disk.cut(self._fd, self._slot.end + self._kept)
+            raise self._full(error) from error
+        self._kept += room
+
+    def give_back(self, room: int) -> None:
+        """Keep so many bytes less; may be called from any thread."""
+        self._given_back.append(room)
+
+    def append(self, bodies: Sequence[tuple[Role, bytes]], kept: int = 0) -> list[Entry]:
         """Give records their positions, and return when they are durable.
 
         Args:
             bodies: role and bytes of each, without `seq`.
+            kept: how many bytes were reserved for them, which are used up whatever happens; 0: none, and what is
+                reserved for others is left to them.
 
         Raises:
             JournalUnwritable: they could not be written: none of them has a position.
         """
+        self._kept -= kept
         self._usable()
+        self._settle()
         self._advance()
         self._move_to_the_front()
         slot = self._slot
@@ -212,14 +255,13 @@ class Journal:
             data += _pack(entries[-1])
             ends.append((seq, slot.end + len(data)))
         try:
+            if self._kept and not kept:
+                self._disk.keep(self._fd, slot.end, len(data) + self._kept)
             self._write(bytes(data), slot.end)
         except OSError as error:
             with contextlib.suppress(OSError):  # what lies behind the end counts for nothing
-                self._disk.cut(self._fd, slot.end)
-            raise JournalUnwritable(
-                self.path,
-                f"the journal cannot be written ({_reason(error)}); nothing was logged. Make room, and log it again",
-            ) from error
+                self._disk.cut(self._fd, slot.end + self._kept + kept)
+            raise self._full(error) from error
         after = slot._replace(end=slot.end + len(data), next=slot.next + len(bodies))
         with self._or_broken():
             self._turn(after)
@@ -350,6 +392,17 @@ class Journal:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
+    def _settle(self) -> None:
+        """Take note of what was given back."""
+        while self._given_back:
+            self._kept = max(0, self._kept - self._given_back.popleft())
+
+    def _full(self, error: OSError) -> JournalUnwritable:
+        return JournalUnwritable(
+            self.path,
+            f"the journal cannot be written ({_reason(error)}); nothing was logged. Make room, and log it again",
+        )
+
     def _usable(self) -> None:
         if self._trouble is not None:
             raise JournalUnwritable(self.path, f"the journal cannot be written any more: {self._trouble}")
@@ -409,7 +462,7 @@ class Journal:
             # Only now may the place where they were be used.
             self._disk.sync(self._fd)
             self._ends = deque((seq, offset - free) for seq, offset in self._ends)
-            self._disk.cut(self._fd, end)
+            self._disk.cut(self._fd, end + self._kept)  # not what is kept behind it
 
     def _checksum(self, packed: bytes) -> bytes:
         return _SUM.pack(xxh3_64_intdigest(self._identity + packed))

@@ -10,6 +10,9 @@ from sidecar.protocol.records import Retention
 
 T_co = TypeVar("T_co", covariant=True)
 
+_SLACK = 64
+"""More bytes than a record's time and the journal's own part of it ever add."""
+
 Store = Literal["live", "durable"]
 
 
@@ -29,8 +32,52 @@ class Kinds(Generic[T_co]):
     def _append(self, role: Role, body: bytes) -> T_co:
         """Log a record's bytes."""
 
+    @abstractmethod
+    def _reserve(self, room: int) -> T_co:
+        """Keep room for two records of so many bytes, and return `room`."""
+
+    @abstractmethod
+    def _append_kept(self, role: Role, body: bytes, room: int) -> T_co:
+        """Log a record's bytes in room that was kept, and use up the room of one record."""
+
     def _put(self, kind: str, fields: Mapping[str, Any]) -> T_co:
         return self._append(role_of(kind), compose(kind, self._session_id, fields, self._defaults))
+
+    # --- around an irreversible action ----------------------------------------------------------------------------
+
+    def reserve(self, action_id: str) -> T_co:
+        """Keep room for what `intend` and `acted` will log, and return it in bytes a record.
+
+        So it is known before the action that they can be logged. What is not used is to be given back (`give_back`).
+
+        Args:
+            action_id: the action.
+        """
+        return self._reserve(max(len(self._intention(action_id)), len(self._action(action_id))) + _SLACK)
+
+    def intend(self, action_id: str, room: int) -> T_co:
+        """Log that an irreversible action is about to be carried out: an opaque `intent`, in the room kept for it.
+
+        Args:
+            action_id: the action.
+            room: what `reserve` returned.
+        """
+        return self._append_kept("events", self._intention(action_id), room)
+
+    def acted(self, action_id: str, room: int) -> T_co:
+        """Log that the agent carried an irreversible action out, in the room kept for it.
+
+        Args:
+            action_id: the action.
+            room: what `reserve` returned.
+        """
+        return self._append_kept("events", self._action(action_id), room)
+
+    def _intention(self, action_id: str) -> bytes:
+        return compose_opaque("intent", self._session_id, {"action_id": action_id}, self._defaults)
+
+    def _action(self, action_id: str) -> bytes:
+        return compose("action", self._session_id, {"action_id": action_id, "irreversible": True}, self._defaults)
 
     # --- log events -----------------------------------------------------------------------------------------------
 

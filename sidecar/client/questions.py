@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
+from sidecar.client.answers import UNREADABLE, decode
 from sidecar.client.refused import Answer
 from sidecar.protocol.api import (
     AuthorizeAnswer,
@@ -184,9 +185,8 @@ def gc(session_id: str, node_ids: Iterable[str], min_seq: int | None) -> Questio
 def read(question: Question[A], status: int, body: bytes) -> A | str:
     """Read an answer; what cannot be believed becomes the reason (a string) why there is none."""
     try:
-        # As text: what no field holds is not looked at by msgspec, and might be no UTF-8.
-        answer = msgspec.json.decode(body.decode(), type=question.kind)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        answer = decode(body, question.kind)
+    except UNREADABLE as error:
         return f"the answer (HTTP {status}) cannot be read: {error}"
     if not question.says_yes(answer):
         if not answer.reasons and not (isinstance(answer, GcAnswer) and answer.deferred):

@@ -90,16 +90,40 @@ class ActionUnlogged(ClientError):
         )
 
 
+_WOULD = {
+    "action_unauthorized": "Nothing in the log allows this action now; it would be done without permission.",
+    "action_on_degraded": "The session resumed from a state that nobody has confirmed. The action would rest on it.",
+    "resumed_unverified": "It is unknown or not verified. The agent would act on a state that does not match the log.",
+}
+"""What a verdict means before the fact: the catalogue says it of what has been done."""
+
+_INSTEAD = {
+    "action_unauthorized": (
+        "Do not do it, nor anything else to the same end. Ask for approval; once the log has an `authorization` for"
+        " exactly this action, try again."
+    ),
+    "action_on_degraded": "Do not do it. Have an operator reconcile the session, then try again.",
+    "resumed_unverified": "Do not resume from it. Resume from the checkpoint named below; without one, replay the log.",
+}
+
+
 def _lines(reasons: Sequence[Reason]) -> Iterator[str]:
-    """Yield a line for each reason, and what to do about each rule once."""
+    """Yield a line for each reason, and what to do about each rule once.
+
+    A verdict (code `rule`) is about what would have come of the question, so it is told as that.
+    """
     told = set()
     for reason in reasons[:SHOWN]:
         named = reason.rule if isinstance(reason.rule, str) else None
-        yield f"- {named or reason.code}: {reason.detail}"
         rule = CATALOGUE.get(named) if named is not None else None
-        if rule is not None and rule.name not in told:
-            told.add(rule.name)
-            yield f"  do: {rule.remedy}"
+        before = reason.code in ("rule", "checkpoint")
+        detail = reason.detail
+        if rule is not None and before and rule.name in _WOULD:
+            detail = detail.replace(rule.meaning, _WOULD[rule.name])
+        yield f"- {named or reason.code}: {detail}"
+        if rule is not None and (rule.name, before) not in told:
+            told.add((rule.name, before))
+            yield f"  do: {_INSTEAD.get(rule.name, rule.remedy) if before else rule.remedy}"
     if len(reasons) > SHOWN:
         yield f"- and {len(reasons) - SHOWN} more"
 

@@ -4,6 +4,7 @@ A procedure is a generator that yields calls and is sent what they return, or ha
 """
 
 import asyncio
+import concurrent.futures
 import inspect
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 T = TypeVar("T")
+
+_MOST_AWAITED = 10
 
 
 class Call(Struct):
@@ -93,9 +96,16 @@ async def arun(procedure: Procedure[T]) -> T:
 
 async def _made(step: Call) -> Any:
     if step.awaited:
-        return await step.function(*step.args, **step.kwargs)
-    result = await asyncio.to_thread(step.function, *step.args, **step.kwargs)
-    return await result if inspect.isawaitable(result) else result
+        result = await step.function(*step.args, **step.kwargs)
+    else:
+        result = await asyncio.to_thread(step.function, *step.args, **step.kwargs)
+    for _ in range(_MOST_AWAITED):  # what a coroutine returns may be one, too
+        if isinstance(result, concurrent.futures.Future):
+            result = asyncio.wrap_future(result)
+        if not inspect.isawaitable(result):
+            break
+        result = await result
+    return result
 
 
 async def _finished(step: Call) -> Any:

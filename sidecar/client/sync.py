@@ -3,16 +3,17 @@
 import atexit
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self
 
 from sidecar.client.compose import Role
-from sidecar.client.emitter import Emitter, Made, Options
+from sidecar.client.emitter import Emitter
 from sidecar.client.errors import ClientError, Closed, Unacknowledged
 from sidecar.client.halts import OpenHalt
 from sidecar.client.listener import HaltListener, Status
+from sidecar.client.made import Made, Options
 from sidecar.client.portal import Portal
 from sidecar.client.sinks import Sink
 from sidecar.protocol.outputs import Halt
@@ -106,10 +107,23 @@ class SyncEmitter(Made[int]):
         except ClientError as error:
             log.error("%s", error)
 
+    def give_back(self, room: int) -> None:
+        """Give back room that `reserve` kept and that was not used; see `Emitter.give_back`."""
+        self._emitter.give_back(room)
+
     def _append(self, role: Role, body: bytes) -> int:
+        return self._made(self._emitter._append, role, body)
+
+    def _reserve(self, room: int) -> int:
+        return self._made(self._emitter._reserve, room)
+
+    def _append_kept(self, role: Role, body: bytes, room: int) -> int:
+        return self._made(self._emitter._append_kept, role, body, room)
+
+    def _made(self, call: Callable[..., Coroutine[Any, Any, int]], *arguments: Any) -> int:
         self._running()
         try:
-            return self._portal.run(self._emitter._append, role, body)
+            return self._portal.run(call, *arguments)
         except (RuntimeError, CancelledError):
             if self._closed:  # while this was under way
                 raise Closed("The emitter has been closed: the next start shows if this was logged") from None

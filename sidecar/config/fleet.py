@@ -2,15 +2,23 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_settings import NoDecode
 
 from sidecar.config.fields import Float, Int, Seconds, Section
 
 _URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
 PORT = 9465
 """Where the fleet serves, unless `http.port` says otherwise."""
+
+
+def _split(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+_Hosts = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_split)]
 
 
 class FleetSettings(Section):
@@ -77,6 +85,11 @@ class FleetSettings(Section):
         description="File with the token that this guard asks for (its first line; read again when it is refused). It "
         "is shown to the replica that has the session, too; with an address of https, never over http.",
     )
+    guard_owner_hosts: _Hosts = Field(
+        default=None,
+        description="Hosts (`*` stands for any part) that this guard may name as a session's replica; any other is not "
+        "asked. Unset: those with a certificate of `fleet.guard_cafile`.",
+    )
     guard_cafile: Path | None = Field(
         default=None, description="Authorities (PEM) that this guard's certificate must come from; unset: the system's."
     )
@@ -97,6 +110,11 @@ class FleetSettings(Section):
     token_file: Path | None = Field(
         default=None,
         description="File with the token that workers show each other; the same for all. Unset: none is asked for.",
+    )
+    worker_hosts: _Hosts = Field(
+        default=None,
+        description="Hosts (`*` stands for any part) of the other workers. With `fleet.token_file` no others are"
+        " asked, except on loopback: a member of the group can name any address.",
     )
 
     @property

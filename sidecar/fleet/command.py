@@ -68,7 +68,7 @@ async def serve(
     health = Health(
         time.monotonic(), stall_after=given.stall_after, join_after=given.join_after, ready_lag=given.ready_lag
     )
-    others = peers.Peers(tuned.ask_timeout, tuned.token_file, _peer_tls(settings))
+    others = peers.Peers(tuned.ask_timeout, tuned.token_file, _peer_tls(settings), tuned.worker_hosts or ())
     board = Board(others, metrics)
     gate = Gate.of(settings)
     server = HttpServer(host, port, metrics, health, tls=tls)

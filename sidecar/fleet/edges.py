@@ -74,6 +74,8 @@ def edges_of(settings: Settings, guard: Callable[..., Guard]) -> GuardEdges | No
         given["token_file"] = fleet.guard_token_file.expanduser()
         # Whoever gives a token for an address with http has decided that something else protects the way there.
         given["token_over_http"] = fleet.guard_url.startswith("http://")
+    if fleet.guard_owner_hosts is not None:
+        given["owner_hosts"] = fleet.guard_owner_hosts
     if "guard_cafile" in files:
         given["verify"] = files["guard_cafile"]
     if "guard_certfile" in files:

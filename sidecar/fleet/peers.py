@@ -3,8 +3,10 @@
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -14,6 +16,7 @@ from msgspec import Struct
 from sidecar.fleet.access import Gate
 from sidecar.fleet.local import Filter
 from sidecar.fleet.queries import Unavailable
+from sidecar.observe.access import is_loopback
 
 PATH = "/internal/fleet/ask"
 _MOST = 2**16
@@ -76,9 +79,18 @@ class Peers:
         timeout: how long one may take (seconds).
         token_file: the file with the token to show; None: none is shown.
         tls: how to tell that it is one of ours, and to show that we are; None: as anywhere.
+        hosts: patterns of the hosts that are shown the token, besides loopback: addresses come from the group, whose
+            members may name any.
     """
 
-    def __init__(self, timeout: float, token_file: Path | None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        token_file: Path | None,
+        tls: ssl.SSLContext | None = None,
+        hosts: Iterable[str] = (),
+    ) -> None:
+        self._hosts = tuple(host.lower() for host in hosts)
         self._timeout = timeout
         self._tls = tls if tls is not None else True
         self._token_file = token_file
@@ -90,6 +102,8 @@ class Peers:
         Raises:
             PeerError: it did not answer, or not what was asked.
         """
+        if self._token_file is not None and not self._is_ours(url):
+            raise PeerError("it is not shown the token, as its host is none of `fleet.worker_hosts`: set that")
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout))
         headers = {hdrs.CONTENT_TYPE: "application/msgpack", **self._authorization()}
@@ -108,6 +122,13 @@ class Peers:
             raise PeerError(str(error) or type(error).__name__) from None
         except msgspec.MsgspecError:
             raise PeerError("its answer cannot be read: is it of another version?") from None
+
+    def _is_ours(self, url: str) -> bool:
+        try:
+            host = urlsplit(url).hostname or ""
+        except ValueError:
+            return False
+        return is_loopback(host) or any(fnmatchcase(host, pattern) for pattern in self._hosts)
 
     def _authorization(self) -> dict[str, str]:
         if self._token_file is None:

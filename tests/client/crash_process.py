@@ -98,9 +98,9 @@ def _wrap(at: Callable[[str], None]) -> None:
     _set(disk, "sync", synced)
     append, acknowledge = journal.Journal.append, journal.Journal.acknowledge
 
-    def appended(self: journal.Journal, bodies: Any) -> Any:
+    def appended(self: journal.Journal, bodies: Any, kept: int = 0) -> Any:
         at("journal.before")
-        entries = append(self, bodies)
+        entries = append(self, bodies, kept)
         at("journal.after")
         return entries
 

@@ -29,7 +29,7 @@ def permit(asked: dict[str, Any], **changed: Any) -> AuthorizeAnswer:
     """Permit what was asked, as the guard would."""
     edge = Edge(action_id=asked["action_id"], precondition_id="approval", granted=1)
     answer = AuthorizeAnswer(
-        allowed=True, session_id=asked["session_id"], position=max(1, asked.get("min_seq") or 0), edges=[edge]
+        allowed=True, session_id=asked["session_id"], position=asked.get("min_seq") or 0, edges=[edge]
     )
     for name, value in changed.items():
         setattr(answer, name, value)
@@ -38,7 +38,7 @@ def permit(asked: dict[str, Any], **changed: Any) -> AuthorizeAnswer:
 
 def yes(path: str, asked: dict[str, Any]) -> Any:
     """Say yes to whatever was asked, as the guard would."""
-    session, position = asked["session_id"], max(1, asked.get("min_seq") or 0)
+    session, position = asked["session_id"], asked.get("min_seq") or 0
     if path == "/v1/authorize":
         return permit(asked)
     if path == "/v1/resume":

@@ -18,6 +18,7 @@ CALLS: dict[str, Callable[[Kinds[Any]], Any]] = {
     "constraint": lambda log: log.constraint("no-prod", polarity="negative", text="never touch prod"),
     "fact": lambda log: log.fact("port", "8443", floor_tokens=3, text="the port is 8443"),
     "tool_result": lambda log: log.tool_result("create#1", "vm-7", referents=["vm-7"]),
+    "baseline": lambda log: log.baseline(edges=[("deploy", "approved")], live=["file:a"], negative_constraints=["c"]),
     "thought": lambda log: log.event("thought", text="hm", depth=[1, {"a": None}]),
     "summary": lambda log: log.summary(
         "n1",

@@ -19,6 +19,7 @@ class MemoryLog(Kinds[int]):
         self._lock = threading.Lock()
         self.raw: list[bytes] = []
         self.failing: BaseException | None = None
+        self.kept = 0
 
     @property
     def session_id(self) -> str:
@@ -36,6 +37,20 @@ class MemoryLog(Kinds[int]):
         with self._lock:
             self.raw.append(with_seq(body, len(self.raw) + 1))
             return len(self.raw)
+
+    def _reserve(self, room: int) -> int:
+        if self.failing is not None:
+            raise self.failing
+        self.kept += 2 * room
+        return room
+
+    def _append_kept(self, role: str, body: bytes, room: int) -> int:
+        self.kept -= room
+        return self._append(role, body)
+
+    def give_back(self, room: int) -> None:
+        """Give back room."""
+        self.kept -= room
 
     def decoded(self) -> list[Record]:
         """Return the records as the sidecar reads them."""
@@ -56,7 +71,14 @@ class AsyncMemoryLog(MemoryLog):
         return None
 
     async def _append(self, role: str, body: bytes) -> int:  # type: ignore[override]
-        return super()._append(role, body)
+        return MemoryLog._append(self, role, body)
+
+    async def _reserve(self, room: int) -> int:  # type: ignore[override]
+        return super()._reserve(room)
+
+    async def _append_kept(self, role: str, body: bytes, room: int) -> int:  # type: ignore[override]
+        self.kept -= room
+        return await self._append(role, body)
 
 
 def kinds(records: Iterable[Record]) -> list[str]:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.client import BrokerError, Emitter, Unacknowledged
+from sidecar.client import BrokerError, Emitter, Guard, JournalBehind, Unacknowledged
 from sidecar.embedded import EmbeddedBroker, free_port
 from sidecar.protocol.decode import decode
 from tests.client.logs import CALLS, COMPACTIONS, log_of, published, topics
+from tests.client.test_emitter_standing import standing
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.support import create_topics, produce, read_topic
 
@@ -107,7 +108,7 @@ async def test_without_a_broker_it_does_not_start_unless_told_to(
     nowhere = f"127.0.0.1:{free_port()}"
     with pytest.raises(BrokerError, match=rf"within 0.2 s \({nowhere}: .*refused.*and bootstrap_servers"):
         await Emitter.kafka(nowhere, "s", journal=tmp_path, start_timeout=0.2).start()
-    log = Emitter.kafka(nowhere, "s", journal=tmp_path, start_timeout=0, flush_timeout=0.3)
+    log = Emitter.kafka(nowhere, "s", journal=tmp_path, start_timeout=0, start_at=1, flush_timeout=0.3)
     await log.start()
     assert [await log.action("a"), await log.summary("n", generation=1, level=1, frontier_lo=1, frontier_hi=1)] == [
         1,
@@ -132,7 +133,7 @@ async def test_what_goes_wrong_inside_is_not_hidden_by_the_end(
 ) -> None:
     nowhere = f"127.0.0.1:{free_port()}"
     with pytest.raises(ZeroDivisionError):
-        async with Emitter.kafka(nowhere, "s", journal=tmp_path, start_timeout=0, flush_timeout=0.1) as log:
+        async with Emitter.kafka(nowhere, "s", journal=tmp_path, start_timeout=0, start_at=1, flush_timeout=0.1) as log:
             await log.action("a")
             raise ZeroDivisionError
     assert "1 records of the session s (1 to 1) were not acknowledged" in caplog.text
@@ -173,7 +174,7 @@ async def test_a_record_that_its_topic_does_not_take_holds_up_the_log_and_says_s
     names = {"events_topic": f"{unique}events", "compactions_topic": f"{unique}compactions"}
     await create_topics(kafka.bootstrap, *names.values(), configs={"max.message.bytes": "20000"})
     # Started without a broker, it does not know how large a record may be.
-    log = Emitter.kafka(kafka.bootstrap, "s", journal=tmp_path, start_timeout=0, flush_timeout=1.5, **names)
+    log = Emitter.kafka(kafka.bootstrap, "s", journal=tmp_path, start_timeout=0, start_at=1, flush_timeout=1.5, **names)
     await log.start()
     seqs = await asyncio.gather(log.action("a"), log.event("note", text="x" * 30_000), log.action("b"))
     assert seqs == [1, 2, 3]
@@ -183,7 +184,7 @@ async def test_a_record_that_its_topic_does_not_take_holds_up_the_log_and_says_s
         await log.aclose(0.1)
 
 
-async def test_a_lost_journal_is_made_good_by_a_scan(bootstrap: str, unique: str, tmp_path: Path) -> None:
+async def test_a_lost_journal_goes_on_behind_the_log(bootstrap: str, unique: str, tmp_path: Path) -> None:
     names = await topics(bootstrap, unique, partitions=2)
     for session in ("s", "t", "u", "v"):
         async with Emitter.kafka(bootstrap, session, journal=tmp_path / "lost", **names) as log:
@@ -193,12 +194,31 @@ async def test_a_lost_journal_is_made_good_by_a_scan(bootstrap: str, unique: str
     broken = [(b"s", b'{"kind":"action","session_id":"s","seq":30}'), (b"s", b"junk"), (b"s", None)]
     broken += [(b"x", b'{"kind":"y","session_id":"s","seq":99}'), (b"s", b'{"kind":"y","session_id":"x","seq":99}')]
     await produce(bootstrap, names["events_topic"], broken)
-    async with Emitter.kafka(bootstrap, "s", journal=tmp_path / "new", recover="scan", **names) as log:
+    async with Emitter.kafka(bootstrap, "s", journal=tmp_path / "new", **names) as log:
         assert (log.position, await log.action("next")) == (30, 31)
-    async with Emitter.kafka(bootstrap, "t", journal=tmp_path / "new", recover="scan", **names) as log:
+    async with Emitter.kafka(bootstrap, "t", journal=tmp_path / "new", **names) as log:
         assert (log.position, await log.gc(["m"])) == (21, 22)
-    async with Emitter.kafka(bootstrap, "new", journal=tmp_path / "new", recover="scan", **names) as log:
+    async with Emitter.kafka(bootstrap, "new", journal=tmp_path / "new", **names) as log:
         assert await log.action("first") == 1
     found = await published(bootstrap, names)
     assert max(log_of(found["t"])) == 22
     assert decode(found["s"][-1])[0].seq is not None
+
+
+async def test_a_lost_journal_does_not_begin_at_one_on_kafka(bootstrap: str, unique: str, tmp_path: Path) -> None:
+    names = await topics(bootstrap, unique, partitions=2)
+    async with Emitter.kafka(bootstrap, "s", journal=tmp_path / "old", **names) as log:
+        await asyncio.gather(*(log.action(str(n)) for n in range(20)))
+    async with (
+        standing(7).serving() as fake,  # it has not applied all of it yet
+        Guard(fake.url) as guard,
+        Emitter.kafka(bootstrap, "s", journal=tmp_path / "new", guard=guard, **names) as log,
+    ):
+        assert log.position == 20
+    async with standing(1500).serving() as fake, Guard(fake.url) as guard:  # or the topic has lost its beginning
+        with pytest.raises(JournalBehind):
+            await Emitter.kafka(bootstrap, "s", journal=tmp_path / "new", guard=guard, **names).start()
+        with pytest.raises(JournalBehind):
+            await Emitter.kafka(bootstrap, "s", journal=tmp_path / "x", start_at=1, guard=guard, **names).start()
+    async with Emitter.kafka(bootstrap, "s", journal=tmp_path / "said", start_at=21, **names) as log:
+        assert log.position == 20

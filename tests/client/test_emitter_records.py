@@ -190,8 +190,7 @@ def test_what_is_taken_the_decoder_reads_as_it_was_meant(data: st.DataObject) ->
         ({"model": ""}, ValueError, "`model` is empty"),
         ({"start_at": 0}, ValueError, "start_at=0"),
         ({"start_at": "1"}, TypeError, "start_at"),
-        ({"recover": "hope"}, ValueError, "recover"),
-        ({"recover": "scan", "start_at": 3}, ValueError, "one of them"),
+        ({"guard": "http://127.0.0.1:9464"}, TypeError, "guard"),
         ({"max_unacknowledged": 0}, ValueError, "max_unacknowledged"),
     ],
 )

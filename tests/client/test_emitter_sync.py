@@ -73,12 +73,12 @@ def test_what_could_not_be_published_is_said_at_the_end(tmp_path: Path, caplog: 
     nowhere = f"127.0.0.1:{free_port()}"
     with (
         pytest.raises(Unacknowledged, match="1 records"),
-        SyncEmitter.kafka(nowhere, "s", journal=tmp_path, start_timeout=0, flush_timeout=0.1) as log,
+        SyncEmitter.kafka(nowhere, "s", journal=tmp_path, start_timeout=0, start_at=1, flush_timeout=0.1) as log,
     ):
         log.action("a")
     with (
         pytest.raises(ZeroDivisionError),
-        SyncEmitter.kafka(nowhere, "s", journal=tmp_path, start_timeout=0, flush_timeout=0.1) as log,
+        SyncEmitter.kafka(nowhere, "s", journal=tmp_path, start_timeout=0, start_at=1, flush_timeout=0.1) as log,
     ):
         assert log.unacknowledged == 1
         raise ZeroDivisionError
@@ -110,7 +110,8 @@ def test_one_that_is_not_closed_is_closed_at_exit(tmp_path: Path, end: str) -> N
 
 
 def test_at_exit_a_broker_that_is_away_is_said_and_not_waited_for_long(tmp_path: Path) -> None:
-    how = f"kafka('127.0.0.1:{free_port()}', 's', journal={str(tmp_path)!r}, start_timeout=0, flush_timeout=0.5)"
+    options = f"journal={str(tmp_path)!r}, start_timeout=0, start_at=1, flush_timeout=0.5"
+    how = f"kafka('127.0.0.1:{free_port()}', 's', {options})"
     code = "import sidecar.client.sync as s; s._AT_EXIT = 0.5\n" + FORGETFUL.format(how=how, end="")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert (done.stdout, done.returncode) == ("5\n", 0)

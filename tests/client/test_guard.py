@@ -84,7 +84,13 @@ async def test_a_yes_comes_through_with_all_that_was_asked() -> None:
     assert answers["gc"].reclaimable == ["n1", "n2"]
     assert fake.paths == ["/v1/authorize", "/v1/resume", "/v1/commit", "/v1/gc"]
     assert fake.asked[0] == {"session_id": "s", "action_id": "deploy", "checkpoint_id": None, "min_seq": 7}
-    assert fake.asked[1] == {"session_id": "s", "checkpoint_id": "c", "deps": ["ref"], "min_seq": 7}
+    assert fake.asked[1] == {
+        "session_id": "s",
+        "checkpoint_id": "c",
+        "deps": ["ref"],
+        "replayed_to": None,
+        "min_seq": 7,
+    }
     assert fake.asked[2] == {**SUMMARY, "kind": "summary", "min_seq": 7}
     assert fake.asked[3] == {"session_id": "s", "node_ids": ["n1", "n2"], "min_seq": 7}
     assert all(headers["content-type"] == "application/json" for headers in fake.headers)
@@ -556,6 +562,7 @@ VIEW = SessionView(
     position=3,
     awaiting=False,
     waiting=0,
+    unread=False,
     missing=[(4, 5)],
     checkpoint_in_force=None,
     checkpoints=[],
@@ -703,3 +710,34 @@ def test_importing_the_client_loads_no_library_that_it_may_not_need() -> None:
     root = Path(__file__).parents[2]
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+# --- a name that stands twice -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"allowed":false,"allowed":true,"session_id":"s","position":1,"edges":[EDGE]}',
+        b'{"allowed":true,"session_id":"s","position":1,"edges":[EDGE],"extra":{"a":1,"a":2}}',
+        b'{"allowed":true,"session_id":"s","position":1,"edges":[EDGE],"reasons":[{"code":"rule","detail":"no"}],"reasons":[]}',
+        b'{"allowed":true,"session_id":"s","position":1,"edges":[EDGE],"allow\\u0065d":true}',
+    ],
+)
+async def test_an_answer_that_can_be_read_in_two_ways_is_no_permission(body: bytes) -> None:
+    edge = b'{"action_id":"deploy","precondition_id":"p","granted":1}'
+    once = b'{"allowed":true,"session_id":"s","position":1,"edges":[EDGE]}'
+    for said, allowed in ((body, False), (once, True)):
+        answered = said.replace(b"EDGE", edge)
+        fake = FakeGuard(lambda request, asked, answered=answered: web.Response(body=answered))
+        async with fake.serving(), Guard(fake.url) as guard:
+            answer = await guard.authorize("s", "deploy")
+        assert answer.allowed is allowed
+        assert allowed or "stands in it twice" in answer.reasons[0].detail
+
+
+async def test_a_view_that_can_be_read_in_two_ways_is_not_shown() -> None:
+    body = b'{"findings":[],"dropped":0,"dropped":1}'
+    async with FakeGuard(lambda request, asked: web.Response(body=body)).serving() as fake, Guard(fake.url) as guard:
+        with pytest.raises(GuardError, match="stands in it twice"):
+            await guard.findings()

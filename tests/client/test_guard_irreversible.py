@@ -1,6 +1,7 @@
 """Ask, act, publish: with and without await, permitted and refused, and when something on the way fails."""
 
 import asyncio
+import concurrent.futures
 import functools
 import inspect
 import json
@@ -15,7 +16,9 @@ import pytest
 from aiohttp import web
 
 from sidecar.client.emitter import Emitter
+from sidecar.client.errors import Backlog, Unacknowledged
 from sidecar.client.guard import ActionUnlogged, Guard, Refused, SyncGuard
+from sidecar.engine.rules import CATALOGUE
 from sidecar.protocol.api import (
     AuthorizeAnswer,
     CommitAnswer,
@@ -26,8 +29,8 @@ from sidecar.protocol.api import (
     ResumeAnswer,
     Seen,
 )
-from tests.client.guards import FakeGuard, refuse, yes
-from tests.client.memory import AsyncMemoryLog, MemoryLog
+from tests.client.guards import FakeGuard, permit, refuse, yes
+from tests.client.memory import AsyncMemoryLog, MemoryLog, kinds
 from tests.client.test_guard import in_thread
 
 
@@ -88,14 +91,16 @@ def test_permitted_it_is_done_and_then_published(guard: SyncGuard, yes_man: Fake
     @guard.irreversible(log, action="deploy-{env}")
     def guarded(env: str) -> str:
         """Deploy."""
-        assert log.position == 1
+        assert kinds(log.decoded()) == ["authorization", "opaque"]
         return deploy(env)
 
     assert guarded("prod") == "deployed to prod"
     assert deploy.done == ["prod"]
     assert yes_man.asked == [{"session_id": "s", "action_id": "deploy-prod", "checkpoint_id": None, "min_seq": 1}]
     (action,) = log.of("action")
-    assert (action.action_id, action.irreversible, action.seq) == ("deploy-prod", True, 2)
+    assert (action.action_id, action.irreversible, action.seq) == ("deploy-prod", True, 3)
+    assert b'"kind":"intent","session_id":"s","action_id":"deploy-prod"' in log.raw[1]
+    assert log.kept == 0
     assert guarded.__name__ == "guarded"
     assert guarded.__doc__ == "Deploy."
     assert list(inspect.signature(guarded).parameters) == ["env"]
@@ -140,13 +145,13 @@ async def test_every_mixture_of_guard_log_and_function(aguard: Guard, guard: Syn
 async def test_what_a_plain_function_returns_to_await_is_awaited_before_it_counts_as_done(aguard: Guard) -> None:
     async def later(log: AsyncMemoryLog) -> str:
         await asyncio.sleep(0.01)
-        assert log.position == 0
+        assert kinds(log.decoded()) == ["opaque"]
         return "done"
 
     for function in (lambda log: later(log), functools.partial(later)):
         log = AsyncMemoryLog()
         assert await aguard.irreversible(log, action="x")(function)(log) == "done"
-        assert log.position == 1
+        assert kinds(log.decoded()) == ["opaque", "action"]
 
 
 def test_the_emitter_is_a_log(yes_man: FakeGuard, tmp_path: Path) -> None:
@@ -161,10 +166,10 @@ def test_the_emitter_is_a_log(yes_man: FakeGuard, tmp_path: Path) -> None:
             await log.flush()
 
     asyncio.run(main())
-    (line,) = (tmp_path / "events.jsonl").read_bytes().splitlines()
-    record = json.loads(line)
-    assert (record["kind"], record["action_id"], record["seq"]) == ("action", "pay-2.00", 1)
-    assert record["irreversible"] is True
+    intent, action = map(json.loads, (tmp_path / "events.jsonl").read_bytes().splitlines())
+    assert (intent["kind"], intent["action_id"], intent["seq"]) == ("intent", "pay-2.00", 1)
+    assert (action["kind"], action["action_id"], action["seq"]) == ("action", "pay-2.00", 2)
+    assert action["irreversible"] is True
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
@@ -172,17 +177,19 @@ def test_the_emitter_is_a_log(yes_man: FakeGuard, tmp_path: Path) -> None:
 
 def test_refused_it_is_not_done(no_man: FakeGuard) -> None:
     log, deploy = MemoryLog(), Deploys()
+    log.event("hello")
     with SyncGuard(no_man.url) as client:
         guarded = client.irreversible(log, action="deploy-{env}")(deploy)
         with pytest.raises(Refused) as caught:
             guarded("prod")
     assert deploy.done == []
-    assert log.raw == []
+    assert kinds(log.decoded()) == ["opaque"]
+    assert log.kept == 0
     assert isinstance(caught.value.answer, AuthorizeAnswer)
     assert caught.value.reasons[0].rule == "action_unauthorized"
     text = str(caught.value)
     assert text.startswith("deploy-prod is refused in session s (log applied up to 1):\n- action_unauthorized: action")
-    assert "\n  do: Stop the session" in text
+    assert "\n  do: Do not do it, nor anything else to the same end. Ask for approval;" in text
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == text
 
@@ -219,7 +226,7 @@ def test_every_call_asks() -> None:
             guarded("b")
         guarded("c")
     assert deploy.done == ["a", "c"]
-    assert [asked["min_seq"] for asked in fake.asked] == [0, 1, 1]
+    assert [asked["min_seq"] for asked in fake.asked] == [0, 2, 2]
 
 
 @pytest.mark.parametrize("allowed", [1, "true", [True], None])
@@ -251,7 +258,8 @@ def test_unless_it_is_said_that_it_has_not(guard: SyncGuard) -> None:
     log, deploy = MemoryLog(), Deploys(error=ValueError("not sent"))
     with pytest.raises(ValueError, match="not sent"):
         guard.irreversible(log, action="x", on_error="skip")(deploy)("prod")
-    assert log.raw == []
+    assert kinds(log.decoded()) == ["opaque"]
+    assert log.kept == 0
     with pytest.raises(ValueError, match="on_error"):
         guard.irreversible(log, action="x", on_error="maybe")(deploy)  # type: ignore[arg-type]
 
@@ -284,8 +292,9 @@ async def test_cancelling_does_not_come_between_the_action_and_its_record(aguard
 
     class Slow(AsyncMemoryLog):
         async def _append(self, role: str, body: bytes) -> int:  # type: ignore[override]
-            writing.set()
-            await go_on.wait()
+            if b'"kind":"action"' in body:
+                writing.set()
+                await go_on.wait()
             return await super()._append(role, body)
 
     log = Slow()
@@ -306,9 +315,179 @@ async def test_cancelling_does_not_come_between_the_action_and_its_record(aguard
     assert len(log.of("action")) == 1
 
 
-def test_done_and_not_published_is_an_error_that_says_so(guard: SyncGuard) -> None:
+def test_what_cannot_be_logged_is_not_done_and_not_even_asked_about(guard: SyncGuard, yes_man: FakeGuard) -> None:
     log, deploy = MemoryLog(), Deploys()
     log.failing = OSError("disk full")
+    for _ in range(3):
+        with pytest.raises(OSError, match="disk full"):
+            guard.irreversible(log, action="deploy-{env}")(deploy)("prod")
+    assert deploy.done == []
+    assert yes_man.asked == []
+
+
+def test_an_intention_that_cannot_be_logged_is_not_carried_out(guard: SyncGuard) -> None:
+    class Breaks(MemoryLog):
+        def _append(self, role: str, body: bytes) -> int:
+            raise OSError("the disk is gone")
+
+    log, deploy = Breaks(), Deploys()
+    with pytest.raises(OSError, match="gone"):
+        guard.irreversible(log, action="deploy-{env}")(deploy)("prod")
+    assert deploy.done == []
+    assert log.kept == 0
+
+
+async def test_with_a_full_journal_nothing_is_done(aguard: Guard, tmp_path: Path) -> None:
+    deploy = Deploys()
+    options: Any = {
+        "max_unacknowledged": 1,
+        "emit_timeout": 0.2,
+        "flush_timeout": 0.1,
+        "start_timeout": 0,
+        "start_at": 1,
+    }
+    log = Emitter.kafka("127.0.0.1:9", "s", journal=tmp_path, **options)
+    await log.start()
+    try:
+        await log.event("fills it")
+        with pytest.raises(Backlog):
+            await aguard.irreversible(log, action="deploy-{env}")(deploy)("prod")
+        assert log.position == 1
+    finally:
+        with pytest.raises(Unacknowledged):
+            await log.aclose()
+    assert deploy.done == []
+
+
+async def test_what_is_kept_for_an_action_is_not_taken_by_others(aguard: Guard, tmp_path: Path) -> None:
+    options: Any = {
+        "max_unacknowledged": 2,
+        "emit_timeout": 0.2,
+        "flush_timeout": 0.1,
+        "start_timeout": 0,
+        "start_at": 1,
+    }
+    log = Emitter.kafka("127.0.0.1:9", "s", journal=tmp_path, **options)
+    await log.start()
+
+    async def act() -> str:
+        await log.event("in between")  # now the journal is full
+        with pytest.raises(Backlog):
+            await log.event("too much")
+        return "done"
+
+    try:
+        assert await aguard.irreversible(log, action="x")(act)() == "done"
+        assert log.position == 3  # the intention, what came in between, and the action
+    finally:
+        with pytest.raises(Unacknowledged):
+            await log.aclose()
+
+
+def test_the_guard_knows_more_of_the_log_than_the_emitter(guard: SyncGuard, yes_man: FakeGuard) -> None:
+    before, deploy = yes_man.answering, Deploys()
+    log = MemoryLog()
+    log.event("hello")
+    yes_man.answering = lambda request, asked: permit(asked, position=1500)
+    try:
+        with pytest.raises(Refused) as caught:
+            guard.irreversible(log, action="deploy-{env}")(deploy)("prod")
+    finally:
+        yes_man.answering = before
+    assert deploy.done == []
+    assert kinds(log.decoded()) == ["opaque"]
+    (reason,) = caught.value.reasons
+    assert reason.code == "log_incomplete"
+    assert "position 1500" in reason.detail
+    assert "stands at 1:" in reason.detail
+    assert "start an emitter without one" in reason.detail
+
+
+# --- what acts only later ---------------------------------------------------------------------------------------------
+
+
+def _later(what: str, deploy: Deploys) -> Any:
+    """Return something that would deploy later."""
+
+    async def coroutine() -> str:
+        return deploy("prod")
+
+    def generator() -> Iterator[str]:
+        yield deploy("prod")
+
+    async def async_generator() -> AsyncIterator[str]:
+        yield deploy("prod")
+
+    class Awaitable:
+        def __await__(self) -> Iterator[str]:
+            yield deploy("prod")
+
+    made: dict[str, Callable[[], Any]] = {
+        "coroutine": coroutine,
+        "generator": generator,
+        "async generator": async_generator,
+        "awaitable": Awaitable,
+        "future": concurrent.futures.Future,
+        "map": lambda: map(deploy, ["prod"]),
+        "in a list": lambda: [generator()],
+        "in a mapping": lambda: {"result": coroutine()},
+    }
+    return made[what]()
+
+
+LATER = ("coroutine", "generator", "async generator", "awaitable", "future", "map", "in a list", "in a mapping")
+
+
+@pytest.mark.parametrize("what", LATER)
+@pytest.mark.parametrize("how", ["lambda", "partial", "wrapped"])
+def test_what_a_function_returns_must_not_act_later(guard: SyncGuard, what: str, how: str) -> None:
+    log, deploy = MemoryLog(), Deploys()
+    function: Any = {
+        "lambda": lambda: _later(what, deploy),
+        "partial": functools.partial(_later, what, deploy),
+        "wrapped": functools.lru_cache(lambda: _later(what, deploy)),
+    }[how]
+    with pytest.raises(TypeError, match="acts only later") as caught:
+        guard.irreversible(log, action="x")(function)()
+    assert deploy.done == []
+    assert "it was stopped" in str(caught.value)
+    assert len(log.of("action")) == 1  # it may have done something before it returned
+
+
+@pytest.mark.parametrize("what", ["generator", "async generator", "map", "in a list", "in a mapping"])
+async def test_what_cannot_be_awaited_must_not_act_later(aguard: Guard, what: str) -> None:
+    deploy = Deploys()
+    with pytest.raises(TypeError, match="acts only later"):
+        await aguard.irreversible(MemoryLog(), action="x")(lambda: _later(what, deploy))()
+    assert deploy.done == []
+
+
+async def test_what_a_coroutine_returns_to_await_is_awaited_too(aguard: Guard) -> None:
+    log, deploy = AsyncMemoryLog(), Deploys()
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+
+    async def act(how: str) -> Any:
+        return pool.submit(deploy, "prod") if how == "thread" else asyncio.ensure_future(asyncio.sleep(0, deploy("a")))
+
+    for how, expected in (("thread", "deployed to prod"), ("task", "deployed to a")):
+        assert await aguard.irreversible(log, action="x")(act)(how) == expected
+    pool.shutdown()
+
+
+def test_what_has_been_done_may_be_returned_in_a_future(guard: SyncGuard) -> None:
+    done: concurrent.futures.Future[str] = concurrent.futures.Future()
+    done.set_result("done")
+    assert guard.irreversible(MemoryLog(), action="x")(lambda: done)() is done
+
+
+def test_done_and_not_published_is_an_error_that_says_so(guard: SyncGuard) -> None:
+    class Breaks(MemoryLog):
+        def _append(self, role: str, body: bytes) -> int:
+            if b'"kind":"action"' in body:
+                raise OSError("the disk is gone")
+            return super()._append(role, body)
+
+    log, deploy = Breaks(), Deploys()
     with pytest.raises(
         ActionUnlogged, match="deploy-prod was carried out in session s, and is not in the log"
     ) as caught:
@@ -427,6 +606,19 @@ def test_a_refusal_says_how_to_go_on() -> None:
     assert lines[-2:] == ["re-expand from: c0", "replay from: position 3"]
 
 
+@pytest.mark.parametrize("rule", ["action_unauthorized", "action_on_degraded", "resumed_unverified"])
+def test_a_refusal_says_what_would_have_been_and_not_what_was(rule: str) -> None:
+    known = CATALOGUE[rule]
+    detail = f"action deploy would be {rule}: {known.meaning}"
+    text = str(Refused("deploy", AuthorizeAnswer(reasons=[Reason(code="rule", rule=rule, detail=detail)])))
+    assert known.meaning not in text
+    assert known.remedy not in text
+    assert "was carried out" not in text
+    assert "  do: Do not " in text
+    halted = Reason(code="open_halt", rule=rule, detail="Halt h is open since position 3.")
+    assert f"  do: {known.remedy}" in str(Refused("deploy", AuthorizeAnswer(reasons=[halted])))
+
+
 def test_a_refused_summary_says_what_to_pin() -> None:
     answer = CommitAnswer(
         reasons=[Reason(code="rule", rule="from_the_future", detail="unknown here")],
@@ -459,7 +651,7 @@ async def test_the_documents_example_does_what_it_says(
         exec(example.replace("http://127.0.0.1:9464", fake.url), names)
         await names["main"]()
     assert capsys.readouterr().out.startswith("deployed to staging\ndeploy-production is refused")
-    assert [asked["min_seq"] for asked in fake.asked] == [1, 2]
+    assert [asked["min_seq"] for asked in fake.asked] == [1, 3]
 
 
 async def test_every_option_is_documented() -> None:

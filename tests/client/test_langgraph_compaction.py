@@ -53,11 +53,13 @@ class Talk:
 
     def say(self, text: str) -> list[Any]:
         """Say something; return the messages of the state."""
-        return list(self.graph.invoke({"messages": [HumanMessage(text)]}, thread())["messages"])
+        return list(self.graph.invoke({"messages": [HumanMessage(text)]}, thread(), durability="sync")["messages"])
 
     async def asay(self, text: str) -> list[Any]:
         """Say something, with await."""
-        return list((await self.graph.ainvoke({"messages": [HumanMessage(text)]}, thread()))["messages"])
+        return list(
+            (await self.graph.ainvoke({"messages": [HumanMessage(text)]}, thread(), durability="sync"))["messages"]
+        )
 
     @property
     def told(self) -> list[str]:
@@ -337,3 +339,14 @@ def test_the_default_prompt_is_told_before_the_history() -> None:
 )
 def test_what_a_summary_says_it_carries(text: str, carried: Carried) -> None:
     assert read_carried(text) == carried
+
+
+def test_a_log_that_has_lost_its_journal_commits_nothing(guard: SyncGuard, log: MemoryLog, judged: Any) -> None:
+    older = MemoryLog()
+    for _ in range(20):
+        log.event("hello")
+    talk = Talk(guard, older, summary())
+    with pytest.raises(Refused, match="position 20, as the guard tells, and this emitter stands at"):
+        for _ in range(4):
+            talk.say("Hello.")
+    assert older.of("summary") == []

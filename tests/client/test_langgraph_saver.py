@@ -59,7 +59,9 @@ class Life:
 
     def say(self, text: str, config: Any = None) -> list[Any]:
         """Say something; return the messages of the state."""
-        return list(self.graph.invoke({"messages": [HumanMessage(text)]}, config or thread())["messages"])
+        return list(
+            self.graph.invoke({"messages": [HumanMessage(text)]}, config or thread(), durability="sync")["messages"]
+        )
 
 
 def compacted_life(kept: Any, guard: Any, log: MemoryLog, edges: Any = EDGES) -> Life:
@@ -123,20 +125,20 @@ def test_an_agent_may_say_itself_what_its_state_carries(guard: SyncGuard, log: M
     kept = InMemorySaver()
     graph = builder.compile(SidecarSaver(kept, guard, log, carries=carries))
     seq = log.authorization("deploy-prod", "ticket")
-    graph.invoke({"approvals": [["deploy-prod", "ticket", seq]]}, thread())
+    graph.invoke({"approvals": [["deploy-prod", "ticket", seq]]}, thread(), durability="sync")
     assert log.of("checkpoint") == []
     log.summary("node", generation=1, level=1, frontier_lo=1, frontier_hi=seq)
-    graph.invoke({"summary": "node"}, thread())
+    graph.invoke({"summary": "node"}, thread(), durability="sync")
     assert len(log.of("checkpoint")) == 1
     seq = log.authorization("deploy-test", "word")
-    graph.invoke({"approvals": [["deploy-test", "word", seq]]}, thread())
+    graph.invoke({"approvals": [["deploy-test", "word", seq]]}, thread(), durability="sync")
     first, second = log.of("checkpoint")
     assert first.frontier_hi == 1
     assert second.frontier_hi == seq
     assert second.asserted_edges == (("deploy-prod", "ticket"), ("deploy-test", "word"))
     assert judged[0].status("s") == "verified"
     again = builder.compile(SidecarSaver(kept, guard, log, carries=carries))
-    again.invoke({}, thread())
+    again.invoke({}, thread(), durability="sync")
     assert log.of("resume")[0].checkpoint_id == second.checkpoint_id
 
 
@@ -149,7 +151,7 @@ def test_a_channel_that_holds_something_else_is_an_error(guard: SyncGuard, log: 
     builder.set_entry_point("work")
     graph = builder.compile(SidecarSaver(InMemorySaver(), guard, log))
     with pytest.raises(ValueError, match="sidecar_compaction"):
-        graph.invoke({"sidecar_compaction": None}, thread())
+        graph.invoke({"sidecar_compaction": None}, thread(), durability="sync")
 
 
 # --- taking a thread up -----------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ def test_a_controller_goes_back_to_what_was_whole(guard: SyncGuard, log: MemoryL
     config = again.saver.reconcile(before_compaction(kept, log), "replay")
     assert kinds(log.decoded())[-1] == "reconcile"
     # LangGraph reads the newest state too, which is the corrupt one, to see if there is one; that takes nothing up.
-    messages = again.graph.invoke(None, config)["messages"]
+    messages = again.graph.invoke(None, config, durability="sync")["messages"]
     assert messages[0].additional_kwargs == {"lc_source": "summarization"}
     assert judged[0].status("s") == "verified"
     assert log.of("resume") == []
@@ -312,7 +314,7 @@ async def test_a_hook_that_is_awaited_may_choose_another_state(judged: Any) -> N
     async with Guard(judged[1].url) as guard:
 
         async def say(life: Life, text: str) -> Any:
-            return await life.graph.ainvoke({"messages": [HumanMessage(text)]}, thread())
+            return await life.graph.ainvoke({"messages": [HumanMessage(text)]}, thread(), durability="sync")
 
         life = Life(kept, guard, log, summary(edges=MERGED))
         await log.authorization("deploy-prod", "ticket")
@@ -332,7 +334,7 @@ async def test_a_hook_that_is_awaited_may_choose_another_state(judged: Any) -> N
         assert judged[0].status("async") == "verified"
         config = await again.saver.areconcile(thread(), "accept_divergence")
         assert kinds(log.decoded())[-2:] == ["resume", "reconcile"]
-        await again.graph.ainvoke({"messages": [HumanMessage("Hm.")]}, config)
+        await again.graph.ainvoke({"messages": [HumanMessage("Hm.")]}, config, durability="sync")
         with pytest.raises(TypeError, match="needs await"):
             again.graph.get_state(thread("u"))
 
@@ -382,13 +384,15 @@ def test_for_the_graph_nothing_changes(guard: SyncGuard) -> None:
     def told(saver: Any) -> list[Any]:
         graph = parent(saver)
         lines: list[Any] = []
-        lines.append(graph.invoke({"messages": [HumanMessage("hi")]}, thread())["__interrupt__"][0].value)
-        lines.append([m.content for m in graph.invoke(Command(resume="yes"), thread())["messages"]])
+        lines.append(
+            graph.invoke({"messages": [HumanMessage("hi")]}, thread(), durability="sync")["__interrupt__"][0].value
+        )
+        lines.append([m.content for m in graph.invoke(Command(resume="yes"), thread(), durability="sync")["messages"]])
         history = list(graph.get_state_history(thread()))
         lines.append([(state.metadata["source"], state.metadata["step"], state.next) for state in history])
         earlier = next(state.config for state in history if state.next == ("sub",))
-        lines.append(graph.invoke(None, earlier).keys())
-        lines.append([m.content for m in graph.invoke(Command(resume="no"), thread())["messages"]])
+        lines.append(graph.invoke(None, earlier, durability="sync").keys())
+        lines.append([m.content for m in graph.invoke(Command(resume="no"), thread(), durability="sync")["messages"]])
         graph.update_state(thread(), {"messages": [AIMessage("changed")]})
         lines.append([m.content for m in graph.get_state(thread(), subgraphs=True).values["messages"]])
         lines.append(len(list(saver.list(None, limit=3))))
@@ -418,8 +422,14 @@ async def test_for_the_graph_nothing_changes_with_await(judged: Any) -> None:
         builder.set_entry_point("work")
         graph = builder.compile(saver)
         lines: list[Any] = []
-        lines.append((await graph.ainvoke({"messages": [HumanMessage("hi")]}, thread()))["__interrupt__"][0].value)
-        lines.append([m.content for m in (await graph.ainvoke(Command(resume="yes"), thread()))["messages"]])
+        lines.append(
+            (await graph.ainvoke({"messages": [HumanMessage("hi")]}, thread(), durability="sync"))["__interrupt__"][
+                0
+            ].value
+        )
+        lines.append(
+            [m.content for m in (await graph.ainvoke(Command(resume="yes"), thread(), durability="sync"))["messages"]]
+        )
         lines.append([state.metadata["source"] async for state in graph.aget_state_history(thread())])
         await graph.aupdate_state(thread(), {"messages": [AIMessage("changed")]})
         lines.append([m.content for m in (await graph.aget_state(thread())).values["messages"]])
@@ -475,7 +485,7 @@ def test_a_log_is_one_threads(guard: SyncGuard, log: MemoryLog, judged: Any) -> 
         model = says(*["…"] * 9)
         graph = agent(model, SidecarCompaction(summarizing(summary(edges=edges)), guard, logs.__getitem__), saver=many)
         for text in ("Hello.", "Hello.", "Go on."):
-            graph.invoke({"messages": [HumanMessage(text)]}, thread(name))
+            graph.invoke({"messages": [HumanMessage(text)]}, thread(name), durability="sync")
     assert [len(logs[name].of("checkpoint")) for name in "tu"] == [1, 1]
     assert judged[0].status("u") == "verified"
     assert judged[0].status("t") == "corrupt"  # nobody had allowed what that summary says
@@ -502,3 +512,47 @@ def test_the_documents_agent_can_be_made(guard: SyncGuard, log: MemoryLog) -> No
     made.invoke({"messages": [HumanMessage("go")]}, thread(), durability="sync")
     assert log.of("action") == []  # without the version, nothing allows `deploy-prod`
     assert "deploy-prod is refused" in model.heard[-1][-1].text
+
+
+# --- durability -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", [None, "async", "exit"])
+async def test_a_run_that_does_not_write_each_state_first_is_refused(
+    durability: Any, guard: SyncGuard, log: MemoryLog
+) -> None:
+    life = Life(InMemorySaver(), guard, log)
+    given: Any = {"messages": [HumanMessage("Hello.")]}
+    with pytest.raises(ValueError, match='durability="sync"'):
+        life.graph.invoke(given, thread(), durability=durability)
+    with pytest.raises(ValueError, match='durability="sync"'):
+        list(life.graph.stream(given, thread(), durability=durability))
+    with pytest.raises(ValueError, match='durability="sync"'):
+        await life.graph.ainvoke(given, thread(), durability=durability)
+    assert life.model.heard == []
+    assert log.raw == []
+    assert life.graph.get_state(thread()).values == {}  # looking is no run
+
+
+def test_a_subgraph_is_run_as_the_graph_around_it_is(guard: SyncGuard, log: MemoryLog) -> None:
+    inner = StateGraph(MessagesState)
+    inner.add_node("work", lambda state: {"messages": [AIMessage("done")]})
+    inner.set_entry_point("work")
+    outer = StateGraph(MessagesState)
+    outer.add_node("inner", inner.compile())
+    outer.set_entry_point("inner")
+    graph = outer.compile(SidecarSaver(InMemorySaver(), guard, log))
+    with pytest.raises(ValueError, match='durability="sync"'):
+        graph.invoke({"messages": []}, thread())
+    assert graph.invoke({"messages": []}, thread(), durability="sync")["messages"][0].content == "done"
+
+
+def test_a_log_that_has_lost_its_journal_is_not_gone_on_with(guard: SyncGuard, log: MemoryLog, judged: Any) -> None:
+    kept = InMemorySaver()
+    compacted_life(kept, guard, log)
+    judged[0].catch_up()
+    older = MemoryLog()
+    older.raw = log.raw[:3]
+    with pytest.raises(Refused, match=f"position {len(log.raw)}, as the guard tells, and this emitter stands at 3"):
+        Life(kept, guard, older).say("Are you there?")
+    assert older.of("resume") == []

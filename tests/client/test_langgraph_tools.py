@@ -65,7 +65,7 @@ def test_a_permitted_tool_acts_and_is_written_down(guard: SyncGuard, log: Memory
     assert answer.content == "deployed 1 to prod"
     assert DEPLOYED == ["prod"]
     (action,) = log.of("action")
-    assert (action.action_id, action.irreversible, action.seq) == ("deploy-prod-1", True, 4)
+    assert (action.action_id, action.irreversible, action.seq) == ("deploy-prod-1", True, 5)
 
 
 def test_a_refused_tool_does_not_act_and_the_model_hears_why(guard: SyncGuard, log: MemoryLog) -> None:
@@ -76,7 +76,8 @@ def test_a_refused_tool_does_not_act_and_the_model_hears_why(guard: SyncGuard, l
     assert answer.status == "error"
     assert answer.content.startswith("deploy-prod-2 is refused in session s (log applied up to 3):")
     assert "- action_unauthorized: action deploy-prod-2" in answer.content
-    assert "  do: Stop the session" in answer.content
+    assert "  do: Do not do it, nor anything else to the same end. Ask for approval;" in answer.content
+    assert "was carried out" not in answer.content
     assert model.heard[-1][-1] is answer
     assert DEPLOYED == []
     assert log.of("action") == []

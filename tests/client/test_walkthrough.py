@@ -27,7 +27,7 @@ def test_what_is_quoted_is_the_program() -> None:
 def test_the_story_is_told_by_what_is_shown() -> None:
     """Whatever is written anew, it stays the same story."""
     first, second, third = (shown(TEXT)[name] for name in LIVES)
-    assert "commit compaction-11: retry_pinned, ['no-rollback'] are lost" in first
+    assert "commit compaction-12: retry_pinned, ['no-rollback'] are lost" in first
     assert "authorize deploy-v2: refused" in first
     assert "resume from checkpoint-1 is refused" in second
     assert second.index("is refused") < second.index("authorize deploy-v2: allowed") < second.index("halts: clear")

@@ -103,8 +103,13 @@ async def test_over_http_the_token_goes_where_it_was_given_for_and_to_the_owner(
         guarded(sessions(), access(token_file)) as other,
         guarded(sessions(other.server.url), access(token_file)) as first,
     ):
-        assert await asked(first.server.url, guard_token_file=token_file) == [("deploy", 2)]
-        assert await asked(first.server.url) is None
+        ours: dict[str, Any] = {"guard_token_file": token_file}
+        assert await asked(first.server.url, guard_owner_hosts="127.0.0.1", **ours) == [("deploy", 2)]
+        assert await asked(first.server.url, guard_owner_hosts="127.0.0.1") is None
+        before = requests(other)
+        for hosts in (None, "guard-*,tail-*"):  # whoever joins the group can name an address
+            assert await asked(first.server.url, guard_owner_hosts=hosts, **ours) is None
+        assert requests(other) == before
 
 
 async def test_from_https_the_token_does_not_go_to_http(made: Certificates, token_file: Path) -> None:

@@ -178,14 +178,10 @@ async def test_with_exactly_these_everybody_works(
     async with running(as_user(secured, unique, "tail")):
         await send(agents, case_lines())
         await until_found(open_, [finding.finding_id for finding in judgement.findings])
-        emitter = Emitter.kafka(
-            secured.scram,
-            "s-emitted",
-            journal=tmp_path,
-            events_topic=agents.topics.events,
-            compactions_topic=agents.topics.compactions,
-            **security(agents),
-        )
+        place = {"events_topic": agents.topics.events, "compactions_topic": agents.topics.compactions}
+        with pytest.raises(BrokerError, match="needs READ on both topics"):
+            await Emitter.kafka(secured.scram, "s-emitted", journal=tmp_path, **place, **security(agents)).start()
+        emitter = Emitter.kafka(secured.scram, "s-emitted", journal=tmp_path, start_at=1, **place, **security(agents))
         async with emitter as log:
             await log.action("deploy-prod", irreversible=True)
             await log.flush()

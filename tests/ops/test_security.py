@@ -142,7 +142,7 @@ async def test_what_trying_again_does_not_mend_is_said_at_once_to_everybody(
     told.append((setting, str(of_topics.value)))
     async with at_once():
         with pytest.raises(BrokerRefusal) as of_emitter:
-            await Emitter.kafka(address, "s", journal=tmp_path, recover="scan", **security(settings)).start()
+            await Emitter.kafka(address, "s", journal=tmp_path, **security(settings)).start()
     told.append((argument, str(of_emitter.value)))
     async with HaltListener(address, **security(settings)) as listener:
         async with at_once():

@@ -14,7 +14,7 @@ from langgraph.runtime import Runtime
 from msgspec import Struct
 
 from sidecar.client.guard import Guard, SyncGuard
-from sidecar.client.irreversible import Log
+from sidecar.client.irreversible import Log, fallen_behind
 from sidecar.client.langgraph.carried import (
     CARRY,
     COMPACTION,
@@ -141,6 +141,9 @@ class SidecarCompaction(AgentMiddleware[SidecarState, Any]):
                 self._guard, "commit", {"session_id": log.session_id, **proposal.fields}, min_seq=log.position
             )
             assert answer is not None
+            if (behind := fallen_behind(log, answer)) is not None:
+                answer.decision = "halt"
+                answer.reasons.append(behind)
             if answer.decision == "commit":
                 fields = dict(proposal.fields)
                 yield call(log, "summary", fields.pop("node_id"), **fields)

@@ -20,8 +20,9 @@ from langgraph.checkpoint.base import (
 )
 
 from sidecar.client.guard import Guard, SyncGuard
-from sidecar.client.irreversible import Log
+from sidecar.client.irreversible import Log, fallen_behind
 from sidecar.client.langgraph.carried import Compacted, compacted
+from sidecar.client.langgraph.durability import refuse_unordered
 from sidecar.client.langgraph.logs import LogFor, Logs, Remembered
 from sidecar.client.refused import GuardError, Refused
 from sidecar.client.steps import Call, Procedure, arun, call, refuse_async, run
@@ -110,7 +111,9 @@ class SidecarSaver(BaseCheckpointSaver[Any]):
 
         Raises:
             Refused: it may not.
+            ValueError: the graph is not run with `durability="sync"`.
         """
+        refuse_unordered(config)
         if self._looks_only(config):
             return self.inner.get_tuple(config)
         found: CheckpointTuple | None = self._run(self._taken_up(config, is_async=False))
@@ -122,7 +125,9 @@ class SidecarSaver(BaseCheckpointSaver[Any]):
 
         Raises:
             Refused: it may not.
+            ValueError: the graph is not run with `durability="sync"`.
         """
+        refuse_unordered(config)
         if self._looks_only(config):
             return await self.inner.aget_tuple(config)
         found: CheckpointTuple | None = await arun(self._taken_up(config, is_async=True))
@@ -190,6 +195,10 @@ class SidecarSaver(BaseCheckpointSaver[Any]):
         answer: ResumeAnswer = yield call(
             self._guard, "resume", log.session_id, asked_about, deps=deps, min_seq=log.position
         )
+        if (behind := fallen_behind(log, answer)) is not None:
+            answer.decision = "reconcile"
+            answer.reasons.append(behind)
+            return answer
         if answer.decision == "resume":
             return None
         if record_id is None and _only_unknown(answer):

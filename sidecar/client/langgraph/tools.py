@@ -1,8 +1,12 @@
-"""Stand around an agent's tools: ask before the irreversible ones, and write down what was done and what came back."""
+"""Stand around an agent's tools: ask before the irreversible ones, and write down what was done and what came back.
+
+An action's id is made from the values that the tool acts on, not from what the model wrote: see `inside`.
+"""
 
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import combinations
 from typing import Any, Literal
 
 from langchain.agents.middleware.types import AgentMiddleware, ToolCallRequest
@@ -12,16 +16,19 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 from msgspec import Struct
 
+from sidecar.client.errors import ClientError
 from sidecar.client.guard import Guard, SyncGuard
-from sidecar.client.irreversible import Log, OnError, carried_out, check_template, fill
+from sidecar.client.irreversible import Log, OnError, carried_out
+from sidecar.client.langgraph.inside import Unseen, guarded
 from sidecar.client.langgraph.logs import LogFor, Logs
 from sidecar.client.questions import refusal
 from sidecar.client.refused import Refused
 from sidecar.client.steps import Call, Procedure, arun, call, refuse_async, run
+from sidecar.client.templates import Template, checked
 from sidecar.protocol.api import AuthorizeAnswer
 
 ActionOf = str | Callable[[Mapping[str, Any]], str]
-"""An action's id: a template filled from the call's arguments, or a function of them."""
+"""An action's id: a template filled from the values that the tool acts on, or a function of them."""
 
 _LONGEST_KEY = 200
 
@@ -61,7 +68,7 @@ class SidecarMiddleware(AgentMiddleware[Any, Any]):
         guard: whom to ask. Where the agent is invoked without await it is a `SyncGuard`, with a `SyncEmitter`.
         log: the session's emitter, or a function from a thread's id to its session's emitter.
         irreversible: the tools that act irreversibly, by name, each with its action's id: a template filled from the
-            call's arguments (`deploy-{env}`), or a function of them. A tool may also say so itself, with
+            values that the tool acts on (`deploy-{env}`), or a function of them. A tool may also say so itself, with
             `metadata={"irreversible": "deploy-{env}"}`.
         on_refusal: `tell` the model, with the reasons in the tool's answer, or `raise` `Refused`.
         on_error: whether a tool that raised counts as having acted (`publish`: it may have) or not (`skip`).
@@ -90,9 +97,10 @@ class SidecarMiddleware(AgentMiddleware[Any, Any]):
         self._guard = guard
         self._logs = Logs(log)
         self._irreversible = dict(irreversible or {})
-        for action in self._irreversible.values():
-            if isinstance(action, str):
-                check_template(action, None)
+        self._templates = {
+            name: Template(action) for name, action in self._irreversible.items() if isinstance(action, str)
+        }
+        self._refuse_overlaps(self._templates)
         self._on_refusal = on_refusal
         self._on_error: OnError = on_error
         self._checkpoint_id = checkpoint_id
@@ -106,25 +114,22 @@ class SidecarMiddleware(AgentMiddleware[Any, Any]):
         """Ask, act, publish."""
         log = self._log_of(request)
         refuse_async(self._guard, log)
-        act = Call(handler, (request,), {}, awaited=False)
-        return self._told(request, lambda: run(self._called(log, request, act)))
+        ended = _Ended()
+        try:
+            inside = self._inside(log, request, ended)
+            return run(self._called(log, request, Call(handler, (inside,), {}, awaited=False), ended))
+        except Refused as refused:
+            return self._answer(request, refused)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
     ) -> ToolMessage | Command[Any]:
         """Ask, act, publish."""
         log = self._log_of(request)
-        act = Call(handler, (request,), {}, awaited=True)
+        ended = _Ended()
         try:
-            return await arun(self._called(log, request, act))
-        except Refused as refused:
-            return self._answer(request, refused)
-
-    def _told(
-        self, request: ToolCallRequest, do: Callable[[], ToolMessage | Command[Any]]
-    ) -> ToolMessage | Command[Any]:
-        try:
-            return do()
+            inside = self._inside(log, request, ended)
+            return await arun(self._called(log, request, Call(handler, (inside,), {}, awaited=True), ended))
         except Refused as refused:
             return self._answer(request, refused)
 
@@ -134,21 +139,46 @@ class SidecarMiddleware(AgentMiddleware[Any, Any]):
         tool_call = request.tool_call
         return ToolMessage(str(refused), name=tool_call["name"], tool_call_id=tool_call["id"], status="error")
 
-    def _called(self, log: Log, request: ToolCallRequest, act: Call) -> Procedure[ToolMessage | Command[Any]]:
+    def _inside(self, log: Log, request: ToolCallRequest, ended: "_Ended") -> ToolCallRequest:
+        """Return the request with a tool that asks before it acts, if it acts irreversibly."""
         action = self._action_of(request)
-        result: ToolMessage | Command[Any]
         if action is None:
-            result = yield act
-        else:
-            result = yield from carried_out(
-                self._guard,
-                log,
-                act,
-                action_id=self._identified(log, request, action),
-                checkpoint_id=self._checkpoint_of(request),
-                on_error=self._on_error,
-                not_acted=(GraphBubbleUp,),  # an interrupt: the tool begins anew when it is answered
-            )
+            return request
+        name, tool = request.tool_call["name"], request.tool
+        checkpoint_id = self._checkpoint_of(request)
+
+        def around(act: Call, values: Mapping[str, Any]) -> Procedure[Any]:
+            try:
+                return (
+                    yield from carried_out(
+                        self._guard,
+                        log,
+                        act,
+                        action_id=self._identified(log, name, action, values),
+                        checkpoint_id=checkpoint_id,
+                        on_error=self._on_error,
+                        not_acted=(GraphBubbleUp,),  # an interrupt: the tool begins anew when it is answered
+                    )
+                )
+            except ClientError as error:
+                ended.error = error  # whatever LangGraph makes of it on the way
+                raise
+
+        try:
+            if tool is None:
+                raise Unseen(f"the tool {name} is none of the agent's, so what it would act on cannot be seen")
+            return request.override(tool=guarded(tool, around))
+        except Unseen as error:
+            raise Refused(name, refusal(AuthorizeAnswer, log.session_id, "bad_request", str(error))) from None
+
+    def _called(
+        self, log: Log, request: ToolCallRequest, act: Call, ended: "_Ended"
+    ) -> Procedure[ToolMessage | Command[Any]]:
+        try:
+            result: ToolMessage | Command[Any] = yield act
+        finally:
+            if ended.error is not None:
+                raise ended.error
         for message in _messages_in(result):
             if message.tool_call_id == request.tool_call["id"] and message.status != "error":
                 handle = self._handle(message)
@@ -159,24 +189,27 @@ class SidecarMiddleware(AgentMiddleware[Any, Any]):
                     )
         return result
 
-    def _action_of(self, request: ToolCallRequest) -> ActionOf | None:
+    def _action_of(self, request: ToolCallRequest) -> Template | Callable[[Mapping[str, Any]], str] | None:
         name, tool = request.tool_call["name"], request.tool
+        if name in self._templates:
+            return self._templates[name]
         if name in self._irreversible:
-            return self._irreversible[name]
+            return self._irreversible[name]  # type: ignore[return-value]
         said = (tool.metadata or {}).get("irreversible") if tool is not None else None
-        if said is None or isinstance(said, str) or callable(said):
+        if said is None or callable(said):
             return said
+        if isinstance(said, str):
+            return Template(said)
         raise ValueError(f"tool {name}: its metadata `irreversible` must be the action's id, a template, not {said!r}")
 
-    def _identified(self, log: Log, request: ToolCallRequest, action: ActionOf) -> str:
-        values = {**_defaults_of(request.tool), **request.tool_call["args"]}
+    def _identified(
+        self, log: Log, name: str, action: Template | Callable[[Mapping[str, Any]], str], values: Mapping[str, Any]
+    ) -> str:
         try:
-            action_id = fill(action, values) if isinstance(action, str) else action(values)
+            return action.fill(values) if isinstance(action, Template) else checked(action(values))
         except (ValueError, KeyError, TypeError) as error:
             detail = f"What this call would do has no name: {error}"
-            refused = refusal(AuthorizeAnswer, log.session_id, "bad_request", detail)
-            raise Refused(request.tool_call["name"], refused) from error
-        return action_id
+            raise Refused(name, refusal(AuthorizeAnswer, log.session_id, "bad_request", detail)) from error
 
     def _checkpoint_of(self, request: ToolCallRequest) -> str | None:
         given = self._checkpoint_id
@@ -189,22 +222,31 @@ class SidecarMiddleware(AgentMiddleware[Any, Any]):
         thread_id = config.get("configurable", {}).get("thread_id")
         return self._logs.of(str(thread_id) if thread_id is not None else None)
 
+    @staticmethod
+    def _refuse_overlaps(templates: Mapping[str, Template]) -> None:
+        """See that the approval of one tool's action cannot be that of another one's."""
+        for (one, first), (two, second) in combinations(templates.items(), 2):
+            if first.text != second.text and first.overlaps(second):
+                raise ValueError(
+                    f"the tools {one} ({first.text}) and {two} ({second.text}) could have actions with the same id, so"
+                    " that the approval of one was that of the other: begin each template with a name of its own"
+                )
+
     def _check_names(self, tools: Iterable[BaseTool] | None) -> None:
         """See that every tool called irreversible is one of the agent's: a name misspelt would guard nothing."""
-        names = {tool.name for tool in tools or ()}
+        tools = list(tools or ())
+        names = {tool.name for tool in tools}
+        own = {tool.name: said for tool in tools if isinstance(said := (tool.metadata or {}).get("irreversible"), str)}
+        self._refuse_overlaps({name: Template(said) for name, said in own.items()} | self._templates)
         if names and (unknown := sorted(self._irreversible.keys() - names)):
             raise ValueError(f"no such tools: {', '.join(unknown)}; the agent has {', '.join(sorted(names))}")
         self._checked = True
 
 
-def _defaults_of(tool: BaseTool | None) -> dict[str, Any]:
-    """Return what a tool's arguments are where the model leaves them out."""
-    schema: Any = tool.args_schema if tool is not None else None
-    if isinstance(schema, Mapping):
-        given = {name: of for name, of in schema.get("properties", {}).items() if isinstance(of, Mapping)}
-        return {name: of["default"] for name, of in given.items() if "default" in of}
-    fields = getattr(schema, "model_fields", {})
-    return {name: field.get_default() for name, field in fields.items() if not field.is_required()}
+class _Ended:
+    """Hold how a guarded tool ended, if not with a result of its own."""
+
+    error: Exception | None = None
 
 
 def _messages_in(result: object) -> Iterable[ToolMessage]:

@@ -14,6 +14,11 @@ class Sink(Protocol):
         """Return how many bytes a record may have; what is known of it may change when the sink is opened."""
         ...
 
+    @property
+    def near(self) -> bool:
+        """Tell whether `newest` is asked at every start, not only where there is no journal: it costs little."""
+        ...
+
     async def open(self, session_id: str, within: float) -> None:
         """Make ready to deliver; a sink that is open stays so.
 
@@ -23,6 +28,7 @@ class Sink(Protocol):
 
         Raises:
             BrokerError: it cannot be had, or is not fit for the purpose.
+            JournalInUse: another emitter writes this session there, as far as that can be seen.
             OSError: the same of a file.
         """
         ...

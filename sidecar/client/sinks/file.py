@@ -4,17 +4,26 @@ Several emitters, also of several processes, may write to one file: each appends
 lock (`flock`). A writer that was killed in the middle of a line leaves the lock free and the line torn; whoever comes
 next cuts it off, for it was never a line, and its own emitter writes it again from its journal. So everybody who writes
 to the file must hold the lock.
+
+A session has one writer. Two journals know nothing of each other, and a file may have two names (a link), so each
+emitter also holds a lock on the file itself that is its session's, for as long as it has the file open: one byte, far
+behind the end, chosen by the session's id.
 """
 
+import asyncio
+import contextlib
 import fcntl
+import hashlib
 import os
 import stat
+import struct
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from sidecar.client.errors import EmitterError
+from sidecar.client.errors import EmitterError, JournalInUse
 from sidecar.client.journal import Entry
 from sidecar.client.worker import Worker
 from sidecar.protocol.decode import Unreadable, decode
@@ -25,6 +34,11 @@ LIMIT = 8 << 20
 _BEGINNING = b'{"kind":"'
 
 _PIECE = 1 << 20
+
+_CLOSING = 1.0
+_FAR = 1 << 62
+_LOCK = struct.Struct("hhqqi4x")
+"""Of Linux: type, whence, start, length, process (0, as the lock belongs to the open file)."""
 
 
 class FileSink:
@@ -39,6 +53,7 @@ class FileSink:
         self._session_id = ""
         self._fd = -1
         self._worker = Worker("sidecar-file")
+        _OPEN.add(self)
 
     @property
     def path(self) -> Path:
@@ -49,6 +64,11 @@ class FileSink:
     def limit(self) -> int:
         """Return how many bytes a record may have."""
         return LIMIT
+
+    @property
+    def near(self) -> bool:
+        """Tell that the file is read at every start."""
+        return True
 
     async def open(self, session_id: str, within: float) -> None:
         """Make the file ready; a line that a crash has torn is cut off."""
@@ -74,13 +94,21 @@ class FileSink:
 
     async def close(self) -> None:
         """Close the file."""
-        # Not waited for: the thread may be waiting for a lock that somebody else holds.
-        self._worker.submit(self._close)
+        closing = self._worker.submit(self._close)
         self._worker.stop()
+        # Not waited for without end: the thread may be waiting for a lock that somebody else holds.
+        await asyncio.wait((closing,), timeout=_CLOSING)
 
     def _close(self) -> None:
         if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                _let_go(self._fd, self._session_id)  # for closing alone does not unlock what a fork still has open
             os.close(self._fd)
+            self._fd = -1
+
+    def _forked(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)  # else the lock would live as long as the child; it stays the parent's
             self._fd = -1
 
     def _append(self, lines: bytes) -> None:
@@ -104,6 +132,11 @@ class FileSink:
         while True:
             if self._fd < 0:
                 self._fd = _open(self._path)
+                try:
+                    _hold(self._fd, self._path, self._session_id)
+                except BaseException:
+                    self._close()
+                    raise
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             mine = os.fstat(self._fd)
             try:
@@ -128,6 +161,34 @@ class FileSink:
                 if session == self._session_id and seq is not None:
                     newest = max(newest, seq)
         return newest
+
+
+def _hold(fd: int, path: Path, session_id: str) -> None:
+    """Lock a session in a file, whatever name it was opened by, until it is let go.
+
+    Raises:
+        JournalInUse: another emitter has locked it.
+    """
+    try:
+        _lock(fd, session_id, fcntl.F_WRLCK)
+    except (BlockingIOError, PermissionError):
+        raise JournalInUse(
+            path,
+            f"another emitter writes the session {session_id!r} to this file, by this name or another (a link). A"
+            " session has one writer: close the other one, or use it",
+        ) from None
+
+
+def _let_go(fd: int, session_id: str) -> None:
+    _lock(fd, session_id, fcntl.F_UNLCK)
+
+
+def _lock(fd: int, session_id: str, how: int) -> None:
+    byte = _FAR + int.from_bytes(hashlib.sha256(session_id.encode()).digest()[:7])
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(how, os.SEEK_SET, byte, 1, 0))
+    else:  # sees other processes only
+        fcntl.lockf(fd, fcntl.LOCK_UN if how == fcntl.F_UNLCK else fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
 
 
 def _open(path: Path) -> int:
@@ -172,3 +233,15 @@ def _whole(line: bytes) -> bool:
         return type(msgspec.json.decode(line)) is dict
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return False
+
+
+_OPEN: "weakref.WeakSet[FileSink]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for sink in list(_OPEN):
+        with contextlib.suppress(OSError):
+            sink._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -77,6 +77,11 @@ class KafkaSink:
         """Return how many bytes a record may have: what the topics say, or a million where they do not."""
         return self._limit
 
+    @property
+    def near(self) -> bool:
+        """Tell that the partitions are not read at every start."""
+        return False
+
     async def open(self, session_id: str, within: float) -> None:
         """Connect, and check the topics."""
         if self._producer is not None:
@@ -107,7 +112,9 @@ class KafkaSink:
             return await self._scan()
         except (KafkaError, TimeoutError) as error:
             raise BrokerError(
-                f"The topics could not be read for the session's newest position ({error!r}): a scan needs READ on both"
+                f"The topics could not be read for the newest position of session {self._session_id} ({error!r}), and"
+                " without that no position is given out. It needs READ on both topics. If the session is new, say so:"
+                " `start_at=1`, or give a `guard` to ask"
             ) from error
 
     async def deliver(self, entries: Sequence[Entry]) -> None:
