@@ -397,7 +397,7 @@ class Loop:
             for why in dict.fromkeys(doubted.values()):
                 outcome = task.engine.distrust(why, [one for one, reason in doubted.items() if reason == why])
                 self._report.expired(task, outcome)
-                await self._speaker.say(task, outcome, ())
+                await self._speaker.say(task, outcome, outcome.letters)
             self._keepers[task.number].hurry()
 
     async def _speak(self, task: Task) -> None:
@@ -418,7 +418,7 @@ class Loop:
         task.lost.clear()
         self._keepers[task.number].hurry()
         self._report.expired(task, outcome)
-        await self._speaker.say(task, outcome, ())
+        await self._speaker.say(task, outcome, outcome.letters)
 
     async def _survey(self, now: float) -> bool:
         """Look how far each task has read: restored, waiting, lagging; return True if a halt was found."""
@@ -456,7 +456,7 @@ class Loop:
                 outcome = task.engine.expire(task.clock.now)
                 await asyncio.sleep(0)
                 self._report.expired(task, outcome)
-                await self._speaker.say(task, outcome, ())
+                await self._speaker.say(task, outcome, outcome.letters)
                 if outcome.halts:
                     halted = True
                     await self._outputs.hurry(task.number)

@@ -248,7 +248,7 @@ class Task:
         self._adapt(monotonic() - started, max(map(len, batches.values())))
         return Folded(
             outcome=outcome,
-            letters=refused.letters,
+            letters=[*refused.letters, *outcome.letters],
             strays=list(refused.strays.values()),
             misplaced=refused.misplaced,
             kinds=kinds,

@@ -25,7 +25,10 @@ from tests.kafka.support import read_topic
 
 CASES = sorted((Path(__file__).parents[1] / "cases").glob("*.jsonl"))
 PARTITIONS = 4
-TOPICS = ("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots")
+TOPICS = (
+    *("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots"),
+    *("misplaced", "decisions"),
+)
 WITHOUT_TRANSACTIONS: set[str] = set()
 """Addresses of brokers that have no transactions."""
 
@@ -42,20 +45,7 @@ def settings_for(
         kafka: further settings of the section `kafka`.
         tail: settings of the section `tail`.
     """
-    topics = {
-        role: f"{unique}{role}"
-        for role in (
-            "events",
-            "compactions",
-            "findings",
-            "halts",
-            "sessions",
-            "halt_acks",
-            "dlq",
-            "alerts",
-            "snapshots",
-        )
-    }
+    topics = {role: f"{unique}{role}" for role in TOPICS}
     return Settings.load(
         None,
         kafka={"bootstrap_servers": bootstrap, "request_timeout": 10, "retry_backoff": 0.02, **(kafka or {})},

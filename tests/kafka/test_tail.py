@@ -71,7 +71,7 @@ async def test_the_cases_through_the_broker_are_judged_as_by_the_engine_alone(bo
         ]
         await until(lambda: all(status in metrics.exposition()[0].decode() for status in statuses))
         no_lag = re.compile(r"^sidecar_lag_records\{.*\} 0\.0$", re.M)
-        await until(lambda: len(no_lag.findall(metrics.exposition()[0].decode())) == 2 * PARTITIONS)
+        await until(lambda: len(no_lag.findall(metrics.exposition()[0].decode())) == 3 * PARTITIONS)
         text = metrics.exposition()[0].decode()
     assert Counter(ids(found)) == Counter(finding.finding_id for finding in expected.findings)
     halts = await values(settings, settings.topics.halts)
@@ -82,7 +82,9 @@ async def test_the_cases_through_the_broker_are_judged_as_by_the_engine_alone(bo
     for topic in (settings.topics.findings, settings.topics.halts):
         for record in await read_topic(bootstrap, topic):
             assert (record.key or b"").decode() == json.loads(record.value or b"")["session_id"]
-    (letter,) = await values(settings, settings.topics.dlq)
+    letters = await values(settings, settings.topics.dlq)
+    assert len(letters) == 1, letters
+    (letter,) = letters
     assert base64.b64decode(letter["original"]) in lines
     assert (letter["session_id"], letter["seq"]) == ("hole", 5)
     assert f'sidecar_dead_letters_total{{topic="{settings.topics.events}"}} 1.0' in text
