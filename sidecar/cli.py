@@ -329,7 +329,8 @@ def run(
     over: it forgets that state and the offsets (every replica has to be stopped), and every finding is written again.
 
     Replicas with the same --group-id share the partitions. Missing topics are created unless topics.create is off.
-    SIGTERM ends it cleanly: what is under way is delivered and committed, the group is left, exit status 0.
+    SIGTERM ends it cleanly: what is under way is delivered and committed, the group is left, exit status 0. What takes
+    longer than 28 seconds is named and left (exit status 1); a second SIGTERM ends it at once.
 
     Agents can ask before they act: POST /v1/authorize and its like, on the address of --http (docs/guard.md). On an
     address that is not loopback the guard needs a token file or client certificates, or --no-guard.
@@ -736,14 +737,14 @@ def _settings(obj: dict[str, Any], **overrides: Any) -> "Settings":
 
 
 def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, int]], *, broker: bool) -> int:
-    """Serve metrics, health and the guard while something works; SIGTERM and Ctrl-C end it cleanly."""
-    import signal
+    """Serve metrics, health and the guard while something works; SIGTERM and Ctrl-C end it cleanly, twice: at once."""
     import time
 
     from sidecar.config import SettingsError
     from sidecar.guard.access import Access
     from sidecar.guard.api import GuardApi
     from sidecar.guard.tls import tls_context
+    from sidecar.observe.ending import Ending
     from sidecar.observe.health import Health
     from sidecar.observe.http import HttpServer, ServeError
     from sidecar.observe.logs import get_logger
@@ -770,9 +771,7 @@ def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, 
             if guard is not None:
                 guard.close()
 
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, end)
+        ending.attend(end)
         await server.start()
         served = "metrics, health and the guard" if guard is not None else "metrics and health"
         get_logger("sidecar").info(f"serving {served}", address=server.url)
@@ -783,7 +782,8 @@ def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, 
             await server.stop()
 
     try:
-        return asyncio.run(serve())
+        with Ending() as ending:
+            return asyncio.run(serve())
     except SettingsError as error:
         raise _Unusable(str(error)) from None
     except ServeError as error:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import NoOffsetForPartitionError
+from aiokafka.errors import IllegalStateError, NoOffsetForPartitionError
+from aiokafka.structs import OffsetAndMetadata
 
 from sidecar.tail.fetching import Fetched
 
@@ -100,6 +101,24 @@ class Inputs:
     async def committed(self, tp: TopicPartition) -> int | None:
         """Return the group's committed offset."""
         return cast("int | None", await self.members.committed(tp))
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit offsets for the group, those of the notes with the others.
+
+        Raises:
+            IllegalStateError: a partition is not this member's any more.
+            CommitFailedError: the group has rebalanced.
+        """
+        subscription = self.members._subscription.subscription
+        assignment = subscription.assignment if subscription is not None else None
+        mine = assignment.tps if assignment is not None else set()
+        if lost := [tp for tp in offsets if tp.topic != self._topic and tp not in mine]:
+            raise IllegalStateError(f"Partitions {lost} are not assigned")
+        # Not `commit`, which takes only what the group assigned.
+        coordinator: Any = self.members._coordinator
+        await coordinator.commit_offsets(
+            assignment, {tp: OffsetAndMetadata(offset, "") for tp, offset in offsets.items()}
+        )
 
     async def beginning_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offsets."""

@@ -25,7 +25,7 @@ from sidecar.tail.envelope import Layout
 from sidecar.tail.errors import TailError
 from sidecar.tail.layout import layout_today
 from sidecar.tail.snapshots import SnapshotError, SnapshotWriter, origin_of, read_snapshots
-from sidecar.tail.topics import create_missing
+from sidecar.tail.topics import check_room, create_missing
 
 log = get_logger(__name__)
 
@@ -47,6 +47,7 @@ async def reset(settings: Settings, within: float = STARTUP_TIMEOUT) -> None:
     options = await reach(settings, within)
     created = await create_missing(settings, options=options, within=within)
     counts = {spec.name: spec.partitions for spec in (*created.created, *created.existing)}
+    check_room(settings, counts)
     partitions, layout = counts[settings.topics.events], layout_today(settings, counts)
     try:
         await _see_that_nobody_runs(settings, options)

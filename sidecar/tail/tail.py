@@ -5,17 +5,16 @@
 import asyncio
 import contextlib
 import gc
-import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, ProducerFenced
-from aiokafka.structs import OffsetAndMetadata
 
 from sidecar.config import Settings
 from sidecar.engine.fold import Outcome
+from sidecar.observe.ending import Ending
 from sidecar.observe.health import Health
 from sidecar.observe.logs import get_logger
 from sidecar.observe.metrics import Metrics
@@ -38,7 +37,7 @@ from sidecar.tail.live import Applied, LiveSessions
 from sidecar.tail.loop import Loop
 from sidecar.tail.outputs import AtLeastOnce, Offsets, Outputs
 from sidecar.tail.report import Report
-from sidecar.tail.topics import create_missing
+from sidecar.tail.topics import check_room, create_missing
 from sidecar.tail.transactions import Transactions
 
 log = get_logger(__name__)
@@ -46,7 +45,7 @@ log = get_logger(__name__)
 STOP_TIMEOUT = 15.0
 """Seconds in which the last outputs have to be delivered and committed when the tail is stopped."""
 
-SHUTDOWN_TIMEOUT = 30.0
+SHUTDOWN_TIMEOUT = 22.0
 """Seconds in which all of it has ended once it is to stop; what has not is named, and left behind."""
 
 _CANCEL_WITHIN = 3.0
@@ -129,6 +128,7 @@ class Tail:
         options = await reach(self._settings, self._startup_timeout)
         topics = await create_missing(self._settings, options=options, within=self._startup_timeout)
         self._partitions = {spec.name: spec.partitions for spec in (*topics.created, *topics.existing)}
+        check_room(self._settings, self._partitions)
         try:
             if self._settings.tail.guarantee == "exactly_once":
                 # Only to see whether it can be had: better known now than with the first partition.
@@ -151,7 +151,9 @@ class Tail:
         self._running = True
         watching = [asyncio.create_task(self._watch()), asyncio.create_task(self._count())]
         try:
-            with _rare_collections(), _signals(self.request_stop) if signals else contextlib.nullcontext():
+            with _rare_collections(), Ending() if signals else contextlib.nullcontext() as ending:
+                if ending is not None:
+                    ending.attend(self.request_stop)
                 if self._consumer is None:
                     await self._unless_stopped(self.start())
                 await self._run()
@@ -328,7 +330,7 @@ class Tail:
         except BaseException:
             await close_consumer(members)
             raise
-        self._consumer = Inputs(members, notes, self._settings.topics.misplaced)
+        consumer = self._consumer = Inputs(members, notes, self._settings.topics.misplaced)
         if not lighten(members):
             log.info("this version of aiokafka is read the slower way")
 
@@ -345,7 +347,7 @@ class Tail:
             return await open_producer(options)
 
         async def commit(offsets: Offsets) -> None:
-            await members.commit({tp: OffsetAndMetadata(offset, "") for tp, offset in offsets.items()})
+            await consumer.commit(offsets)
 
         self._outputs = AtLeastOnce(producer, commit, tail.max_buffered)
 
@@ -419,15 +421,3 @@ def _rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

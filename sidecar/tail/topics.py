@@ -145,6 +145,17 @@ def check_equal(names: Sequence[str], counts: Mapping[str, int]) -> None:
         )
 
 
+def check_room(settings: Settings, counts: Mapping[str, int]) -> None:
+    """Raise TailError if the snapshot topic has no partition for some partition of the inputs."""
+    kept, inputs = settings.topics.snapshots, settings.topics.events
+    if counts[kept] < counts[inputs]:
+        raise TailError(
+            f"The topic {kept} has {counts[kept]} partitions and {inputs} has {counts[inputs]}: the state of the others"
+            f" cannot be kept. Give {kept} as many (kafka-topics.sh --alter --topic {kept} --partitions"
+            f" {counts[inputs]})."
+        )
+
+
 def _with_actual_partitions(specs: list[TopicSpec], names: Sequence[str], found: Mapping[str, int]) -> list[TopicSpec]:
     """Give existing topics the count they have, and missing ones that of an input that exists."""
     count = next((found[name] for name in names if name in found), None)

@@ -20,6 +20,7 @@ from sidecar.tail.tail import Tail
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.support import produce
 from tests.kafka.tail_support import PARTITIONS, new_tail, running, send, settings_for, until, until_committed, values
+from tests.kafka.test_tail_start import topic_counts
 
 S = "migrate"
 
@@ -167,10 +168,11 @@ async def refused(settings: Settings, reason: str, session: str = S) -> None:
 
 
 async def grow(settings: Settings, to: int) -> None:
+    topics = (*settings.topics.followed, settings.topics.snapshots)
     admin = AIOKafkaAdminClient(bootstrap_servers=settings.kafka.bootstrap_servers[0])
     await admin.start()
     try:
-        await admin.create_partitions({topic: NewPartitions(to) for topic in settings.topics.followed})
+        await admin.create_partitions({topic: NewPartitions(to) for topic in topics})
     finally:
         await admin.close()
 
@@ -235,5 +237,10 @@ async def test_topics_of_which_one_has_another_count_are_named(kafka: KafkaBroke
         await admin.create_partitions({settings.topics.misplaced: NewPartitions(2 * PARTITIONS)})
     finally:
         await admin.close()
+
+    async def grown() -> bool:
+        return (await topic_counts(kafka.bootstrap))[settings.topics.misplaced] == 2 * PARTITIONS
+
+    await until(grown)
     with pytest.raises(TailError, match="misplaced has 8"):
         await new_tail(settings)[0].start()
