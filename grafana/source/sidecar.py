@@ -254,8 +254,8 @@ def _order() -> Section:
     letters = lines(
         "Dead letters",
         Text(
-            "Records that could not be read, those in another partition than their session's, and those of both written to"
-            " the dead-letter topic, each second.",
+            "Records that could not be read, those in another partition than their session's, and those of both that"
+            " were written to the dead-letter topic, each second.",
             "read the dead-letter topic: each has its reason and where it came from. More unreadable than written: the"
             " brokers do not take them.",
             ("DeadLettersGrowing", "RecordsMisplaced"),

@@ -17,6 +17,7 @@ from aiokafka.structs import TopicPartition
 
 from sidecar.engine.fold import Engine
 from sidecar.tail.fetching import Fetched, lighten
+from sidecar.tail.homes import partition_of
 from sidecar.tail.tail import Tail
 from tests.conftest import missing
 from tests.kafka import broker as apache
@@ -295,14 +296,15 @@ async def test_offsets_that_retention_has_deleted_are_named_and_passed_over(
         await admin.delete_records({TopicPartition(settings.topics.events, number): RecordsToDelete(lost + 1)})
     finally:
         await admin.close()
-    unauthorized = b'{"kind":"action","session_id":"new","seq":1,"action_id":"a","irreversible":true}'
-    await produce(kafka.bootstrap, settings.topics.events, [(b"new", unauthorized)], partition=number)
+    new = next(name for name in map(str, range(99)) if partition_of(name.encode(), PARTITIONS) == number)
+    unauthorized = b'{"kind":"action","session_id":"%s","seq":1,"action_id":"a","irreversible":true}' % new.encode()
+    await send(settings, [unauthorized])
     before = len(await values(settings, settings.topics.findings))
     async with running(settings):
         await until(lambda: _more_findings(settings, before))
     assert f"lost='{lost} to {lost}'" in re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
     rules = [(f["rule"], f["session_id"]) for f in await values(settings, settings.topics.findings)]
-    assert ("action_unauthorized", "new") in rules
+    assert ("action_unauthorized", new) in rules
 
 
 async def _more_findings(settings: object, before: int) -> bool:
