@@ -41,13 +41,14 @@ async def run(settings: Settings, tmp_path: Path, port: int) -> asyncio.subproce
     given = json.loads(settings.model_dump_json(exclude_none=True))
     config.write_text(json.dumps({section: given[section] for section in ("kafka", "topics", "tail", "engine")}))
     command = ("-m", "sidecar", "--config", str(config), "run", "--http", f"127.0.0.1:{port}")
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, *command),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=(tmp_path / "run.log").open("wb"),
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONWARNINGS": "default"},
-    )
+    with (tmp_path / "run.log").open("wb") as log:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, *command),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=log,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONWARNINGS": "default"},
+        )
 
 
 async def test_sigterm_ends_in_bounded_time_and_a_second_at_once(
@@ -62,6 +63,7 @@ async def test_sigterm_ends_in_bounded_time_and_a_second_at_once(
         try:
             await send(settings, [grant, *gaps])
             await until(lambda: values(settings, settings.topics.sessions), within=30)
+            await until(lambda: f"127.0.0.1:{port}" in (tmp_path / "run.log").read_text(), within=30)
             for _ in range(5):  # held open, with half a request each
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(b"POST /v1/authorize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")

@@ -96,7 +96,7 @@ async def test_what_is_missing_gets_as_many_partitions_as_the_input_that_exists(
 async def test_two_replicas_that_create_at_once_agree(kafka: KafkaBroker, unique: str) -> None:
     settings = settings_for(kafka.bootstrap, unique)
     first, second = await asyncio.gather(create_missing(settings), create_missing(settings))
-    assert len(first.created) + len(second.created) == 8
+    assert len(first.created) + len(second.created) == 10
 
 
 async def test_missing_topics_are_named_where_they_must_not_be_created(kafka: KafkaBroker, unique: str) -> None:
