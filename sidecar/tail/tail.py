@@ -50,6 +50,9 @@ SHUTDOWN_TIMEOUT = 22.0
 
 _CANCEL_WITHIN = 3.0
 _COUNT_EVERY = 1.0
+_COUNTS_IN_STALENESS = 4
+"""How often the partitions are counted at least in the time after which what is known counts as lagging."""
+
 _FIRST_BACKOFF, _LAST_BACKOFF = 0.5, 15.0
 _WATCH_EVERY = 0.5
 _SILENCE = 2.0
@@ -169,8 +172,8 @@ class Tail:
                 self._ended.set()
         if self._unfinished:
             raise TailError(
-                f"It did not stop in {SHUTDOWN_TIMEOUT:g} s. Not finished: {'; '.join(self._unfinished)}. Nothing is"
-                " lost: what was not committed is read and written again after the next start."
+                f"It was stopped before it could finish. Not finished: {'; '.join(self._unfinished)}. Nothing is lost:"
+                " what was not committed is read and written again after the next start."
             )
 
     def request_stop(self) -> None:
@@ -205,6 +208,8 @@ class Tail:
                 if isinstance(error, TailError) and self._consumer is not None:
                     raise
                 log.error("the Kafka clients failed; opening new ones", error=repr(error), in_seconds=backoff)
+                if self._stopping.is_set():
+                    self._unfinished.append("delivering and committing the last outputs")
                 if not isinstance(error, ProducerFenced):  # which is an answer
                     self._report.broker(False)
                 await self._close()
@@ -401,7 +406,7 @@ class Tail:
                         self._loop.refuse(error)
                 except (KafkaError, TimeoutError, OSError) as error:
                     log.debug("whether the topics have grown could not be seen", error=repr(error))
-            await asyncio.sleep(_COUNT_EVERY)
+            await asyncio.sleep(min(_COUNT_EVERY, self._settings.guard.max_staleness / _COUNTS_IN_STALENESS))
 
     async def _answers(self, consumer: Inputs) -> bool:
         """Ask the group's coordinator; for when there are no partitions whose fetches would tell."""

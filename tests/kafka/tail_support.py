@@ -75,15 +75,26 @@ def new_tail(
 
 @contextlib.asynccontextmanager
 async def running(
-    settings: Settings, on_outcome: Callable[[Outcome], None] | None = None
+    settings: Settings, on_outcome: Callable[[Outcome], None] | None = None, *, ends_well: bool = True
 ) -> AsyncIterator[tuple[Tail, Metrics, Health]]:
-    """Run a tail; at the end stop it and see that it ended well. If it fails, the test fails with it."""
+    """Run a tail; at the end stop it and see that it ended well. If it fails, the test fails with it.
+
+    Args:
+        settings: the settings tree.
+        on_outcome: see `Tail`.
+        ends_well: false where it is stopped while its broker is away, so that it has to say what it did not finish.
+    """
     tail, metrics, health = new_tail(settings, on_outcome)
     await tail.start()
     work = asyncio.create_task(tail.run())
     test = asyncio.current_task()
     assert test is not None
-    work.add_done_callback(lambda done: None if done.cancelled() or not done.exception() else test.cancel("tail"))
+
+    def ended(done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) and (ends_well or "Not finished" not in str(error)):
+            test.cancel("tail")
+
+    work.add_done_callback(ended)
     try:
         yield tail, metrics, health
     except asyncio.CancelledError:
@@ -95,7 +106,10 @@ async def running(
         async with asyncio.timeout(30):
             await tail.stop()
             await asyncio.wait((work,))
-    work.result()
+    if ends_well:
+        work.result()
+    else:
+        assert "Not finished: delivering and committing the last outputs" in str(work.exception())
 
 
 @contextlib.asynccontextmanager

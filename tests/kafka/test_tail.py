@@ -267,7 +267,7 @@ async def test_a_broker_that_goes_and_comes_back_loses_nothing(own_kafka: KafkaB
 
 async def test_a_tail_stops_in_time_while_the_broker_is_away(own_kafka: KafkaBroker, unique: str) -> None:
     settings = settings_for(own_kafka.bootstrap, unique)
-    async with running(settings) as (tail, _, _):
+    async with running(settings, ends_well=False) as (tail, _, _):
         await send(settings, case_lines())
         await until(lambda: values(settings, settings.topics.findings))
         await asyncio.to_thread(own_kafka.kill)

@@ -86,7 +86,7 @@ async def test_sigterm_ends_in_bounded_time_and_a_second_at_once(
                 assert "SIGTERM again: ended at once" in said
             else:
                 assert status == 1, said[-2000:]
-                assert "Not finished: " in said and "did not stop in" in said
+                assert "Not finished: " in said
         finally:
             if own_kafka.pid is not None:
                 os.kill(own_kafka.pid, signal.SIGCONT)
