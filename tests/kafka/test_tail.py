@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.structs import TopicPartition
 
+from sidecar.config import Settings
 from sidecar.engine.fold import Engine
 from sidecar.tail.fetching import Fetched, lighten
 from sidecar.tail.homes import partition_of
@@ -299,16 +300,14 @@ async def test_offsets_that_retention_has_deleted_are_named_and_passed_over(
     new = next(name for name in map(str, range(99)) if partition_of(name.encode(), PARTITIONS) == number)
     unauthorized = b'{"kind":"action","session_id":"%s","seq":1,"action_id":"a","irreversible":true}' % new.encode()
     await send(settings, [unauthorized])
-    before = len(await values(settings, settings.topics.findings))
     async with running(settings):
-        await until(lambda: _more_findings(settings, before))
+        await until(lambda: _found(settings, "action_unauthorized", new))
     assert f"lost='{lost} to {lost}'" in re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
-    rules = [(f["rule"], f["session_id"]) for f in await values(settings, settings.topics.findings)]
-    assert ("action_unauthorized", new) in rules
 
 
-async def _more_findings(settings: object, before: int) -> bool:
-    return len(await values(settings, settings.topics.findings)) > before  # type: ignore[attr-defined,arg-type]
+async def _found(settings: Settings, rule: str, session: str) -> bool:
+    found = await values(settings, settings.topics.findings)
+    return (rule, session) in [(finding["rule"], finding["session_id"]) for finding in found]
 
 
 async def test_a_mixed_topic_is_read_as_well(bootstrap: str, unique: str) -> None:
