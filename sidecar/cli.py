@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sidecar.observe.metrics import Metrics
 
 F = TypeVar("F", bound=Callable[..., Any])
-_END_WITHIN = 60.0
-"""Seconds after SIGTERM or Ctrl-C after which a command that serves is ended, whatever it waits for."""
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -360,7 +358,8 @@ def run(
     over: it forgets that state and the offsets (every replica has to be stopped), and every finding is written again.
 
     Replicas with the same --group-id share the partitions. Missing topics are created unless topics.create is off.
-    SIGTERM ends it cleanly: what is under way is delivered and committed, the group is left, exit status 0.
+    SIGTERM ends it cleanly: what is under way is delivered and committed, the group is left, exit status 0. What takes
+    longer than 28 seconds is named and left (exit status 1); a second SIGTERM ends it at once.
 
     Agents can ask before they act: POST /v1/authorize and its like, on the address of --http (docs/guard.md). On an
     address that is not loopback the guard needs a token file or client certificates, or --no-guard.
@@ -767,15 +766,14 @@ def _settings(obj: dict[str, Any], **overrides: Any) -> "Settings":
 
 
 def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, int]], *, broker: bool) -> int:
-    """Serve metrics, health and the guard while something works; SIGTERM and Ctrl-C end it cleanly."""
-    import signal
-    import threading
+    """Serve metrics, health and the guard while something works; SIGTERM and Ctrl-C end it cleanly, twice: at once."""
     import time
 
     from sidecar.config import SettingsError
     from sidecar.guard.access import Access
     from sidecar.guard.api import GuardApi
     from sidecar.guard.tls import tls_context
+    from sidecar.observe.ending import Ending
     from sidecar.observe.health import Health
     from sidecar.observe.http import HttpServer, ServeError
     from sidecar.observe.logs import get_logger
@@ -802,18 +800,7 @@ def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, 
             if guard is not None:
                 guard.close()
 
-        loop = asyncio.get_running_loop()
-
-        def told() -> None:
-            end()
-            # A second signal ends the process at once, whatever hangs: everything that it does survives a kill.
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_DFL)
-            threading.Thread(target=_give_up, daemon=True).start()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, told)
+        ending.attend(end)
         await server.start()
         served = "metrics, health and the guard" if guard is not None else "metrics and health"
         get_logger("sidecar").info(f"serving {served}", address=server.url)
@@ -824,7 +811,8 @@ def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, 
             await server.stop()
 
     try:
-        return asyncio.run(serve())
+        with Ending() as ending:
+            return asyncio.run(serve())
     except SettingsError as error:
         raise _Unusable(str(error)) from None
     except ServeError as error:
@@ -878,15 +866,6 @@ def _run_command() -> int | str | None:
             raise end.__context__ from None  # click exits with 1, which means that `check` found something
         return end.code
     return given if isinstance(given, int) else 0
-
-
-def _give_up() -> None:
-    """End the process, if it has not ended of itself long after it was told to."""
-    import time
-
-    time.sleep(_END_WITHIN)
-    _complain(f"it did not end within {_END_WITHIN:g} s and is ended now; the next start goes on where it stood")
-    os._exit(2)
 
 
 def _complain(problem: str) -> None:

@@ -8,11 +8,11 @@
 set -eu
 
 # setup: whoever runs `sidecar topics --create` before the others are started
-kafka-acls.sh --bootstrap-server "$BOOTSTRAP" ${ADMIN:+--command-config "$ADMIN"} --add --allow-principal User:frontier-setup --operation Create --operation Describe --resource-pattern-type literal --topic agent.events --topic agent.compactions --topic agent.findings --topic agent.halts --topic agent.sessions --topic agent.dlq --topic agent.snapshots --topic agent.halt_acks --topic agent.alerts --topic frontier-fleet-sessions-changelog --topic frontier-fleet-rollups
+kafka-acls.sh --bootstrap-server "$BOOTSTRAP" ${ADMIN:+--command-config "$ADMIN"} --add --allow-principal User:frontier-setup --operation Create --operation Describe --resource-pattern-type literal --topic agent.events --topic agent.compactions --topic agent.findings --topic agent.halts --topic agent.sessions --topic agent.dlq --topic agent.snapshots --topic agent.misplaced --topic agent.decisions --topic agent.halt_acks --topic agent.alerts --topic frontier-fleet-sessions-changelog --topic frontier-fleet-rollups
 # tail: `sidecar run`, with topics.create: false
 kafka-acls.sh --bootstrap-server "$BOOTSTRAP" ${ADMIN:+--command-config "$ADMIN"} --add --allow-principal User:frontier-tail --operation Read --resource-pattern-type literal --topic agent.events --topic agent.compactions --group frontier-sidecar
-kafka-acls.sh --bootstrap-server "$BOOTSTRAP" ${ADMIN:+--command-config "$ADMIN"} --add --allow-principal User:frontier-tail --operation Write --resource-pattern-type literal --topic agent.findings --topic agent.halts --topic agent.sessions --topic agent.dlq
-kafka-acls.sh --bootstrap-server "$BOOTSTRAP" ${ADMIN:+--command-config "$ADMIN"} --add --allow-principal User:frontier-tail --operation Read --operation Write --resource-pattern-type literal --topic agent.snapshots
+kafka-acls.sh --bootstrap-server "$BOOTSTRAP" ${ADMIN:+--command-config "$ADMIN"} --add --allow-principal User:frontier-tail --operation Write --resource-pattern-type literal --topic agent.findings --topic agent.halts --topic agent.sessions --topic agent.dlq --topic agent.decisions
+kafka-acls.sh --bootstrap-server "$BOOTSTRAP" ${ADMIN:+--command-config "$ADMIN"} --add --allow-principal User:frontier-tail --operation Read --operation Write --resource-pattern-type literal --topic agent.snapshots --topic agent.misplaced
 kafka-acls.sh --bootstrap-server "$BOOTSTRAP" ${ADMIN:+--command-config "$ADMIN"} --add --allow-principal User:frontier-tail --operation Write --resource-pattern-type prefixed --transactional-id frontier-sidecar-
 # fleet: `sidecar fleet`, with topics.create: false
 kafka-acls.sh --bootstrap-server "$BOOTSTRAP" ${ADMIN:+--command-config "$ADMIN"} --add --allow-principal User:frontier-fleet --operation Read --resource-pattern-type literal --topic agent.findings --topic agent.sessions --topic agent.halts --group frontier-fleet

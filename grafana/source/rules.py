@@ -306,6 +306,24 @@ def service(bounds: Bounds) -> tuple[Alert, ...]:
             panel="Lag, by topic",
         ),
         Alert(
+            name="RecordsMisplaced",
+            severity="page",
+            value=f"sum by ({WHERE}) (increase(sidecar_misplaced_records_total[{at(600)}]))\n"
+            f"+ sum by ({WHERE}) (increase(sidecar_sessions_in_two_partitions_total[{at(600)}]))\n"
+            f"+ sum by ({WHERE}) (sidecar_partitions_changed)",
+            above=0,
+            hold=at(0),
+            keep=at(600),
+            summary=f"Records in another partition than their session's, or partitions that changed: {VALUE}.",
+            description="A session's records in two partitions are known in full by nobody. The guard refuses these"
+            " sessions; where the number of partitions or kafka.partitioner has changed, it refuses every question.",
+            first="`/readyz` of the tail says if partitions have changed, and what to do. Else read"
+            " the dead-letter topic (`agent.dlq`, reason `wrong partition`): it names the session, its key and both"
+            " partitions. Give that producer the partitioner of the others.",
+            dashboard="frontier-sidecar",
+            panel="Dead letters",
+        ),
+        Alert(
             name="DeadLettersGrowing",
             severity="warning",
             value=f"sum by ({WHERE}) (increase(sidecar_dead_letters_total[{at(600)}]))\n"

@@ -254,15 +254,18 @@ def _order() -> Section:
     letters = lines(
         "Dead letters",
         Text(
-            "Records that could not be read, and those of them written to the dead-letter topic, each second.",
+            "Records that could not be read, those in another partition than their session's, and those of both that"
+            " were written to the dead-letter topic, each second.",
             "read the dead-letter topic: each has its reason and where it came from. More unreadable than written: the"
             " brokers do not take them.",
-            ("DeadLettersGrowing",),
+            ("DeadLettersGrowing", "RecordsMisplaced"),
         ),
         Query(_rate("sidecar_unreadable_records_total"), "unreadable"),
         Query(_rate("sidecar_dead_letters_total"), "written to the topic"),
+        Query(_rate("sidecar_misplaced_records_total"), "in another partition"),
+        Query(_rate("sidecar_sessions_in_two_partitions_total"), "questions about sessions in two"),
         unit="cps",
-        colours={"unreadable": RED, "written to the topic": ORANGE},
+        colours={"unreadable": RED, "written to the topic": ORANGE, "in another partition": YELLOW},
     )
     return Section("Order and bad input", (line(waiting, noise, letters),))
 

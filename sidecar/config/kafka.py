@@ -24,6 +24,12 @@ class KafkaSettings(Section):
         min_length=1,
         description="Brokers to begin with, HOST:PORT each (without a port: 9092); one that answers is enough.",
     )
+    partitioner: Literal["murmur2", "crc32"] = Field(
+        default="murmur2",
+        description="How every producer of the input topics chooses a record's partition from its session id: murmur2"
+        " (Java, aiokafka, librdkafka with `partitioner=murmur2_random`) or crc32 (librdkafka's default)."
+        " A record in another partition is not judged.",
+    )
     client_id: str = Field(
         default="frontier-sidecar",
         min_length=1,

@@ -10,7 +10,10 @@ from sidecar.config.fields import Bytes, Float, Int, Seconds, Section
 from sidecar.engine.limits import WORKLOADS, Limits, Workload
 
 _LIMITS = Limits()
-_NAMES = ("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots")
+_NAMES = (
+    *("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots"),
+    *("misplaced", "decisions"),
+)
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LISTEN = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d+)")
 
@@ -29,6 +32,11 @@ class TopicSettings(Section):
     dlq: str = Field(default="agent.dlq", description="Output: what could not be read, with the reason.")
     alerts: str = Field(default="agent.alerts", description="Output of the fleet: degraded sessions, storms, ….")
     snapshots: str = Field(default="agent.snapshots", description="The tail's own state; compacted.")
+    misplaced: str = Field(
+        default="agent.misplaced",
+        description="The tail's own: tells the partition of a session that one of its records was in another one.",
+    )
+    decisions: str = Field(default="agent.decisions", description="Output of the guard: every permission it gave.")
     partitions: Int = Field(
         default=4,
         ge=1,
@@ -61,6 +69,11 @@ class TopicSettings(Section):
     def inputs(self) -> tuple[str, ...]:
         """Return the topics that hold records to judge, each once."""
         return tuple(dict.fromkeys((self.events, self.compactions)))
+
+    @property
+    def followed(self) -> tuple[str, ...]:
+        """Return the topics that a task of the tail reads: the inputs, and what tells of misplaced records."""
+        return (*self.inputs, self.misplaced)
 
 
 class TailSettings(Section):

@@ -184,7 +184,10 @@ async def _embedded_broker() -> tuple[EmbeddedBroker | None, str | None]:
 def _settings(base: Settings, embedded: EmbeddedBroker | None, servers: str | None, http: str | None) -> Settings:
     """Return settings with topics and a group of the demo's own, so that it meddles with nothing that is there."""
     tag = f"demo-{secrets.token_hex(3)}"
-    names = ("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots")
+    names = (
+        *("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots"),
+        *("misplaced", "decisions"),
+    )
     changes: dict[str, object] = {
         "tail": TailSettings(
             group_id=tag, fetch_max_wait=0.05, guarantee="exactly_once" if embedded is None else "at_least_once"

@@ -76,6 +76,24 @@ _ALL = (
         help="Unreadable records written to the dead-letter topic, by the topic they came from.",
         values=_TOPIC,
     ),
+    Series(
+        name="sidecar_misplaced_records_total",
+        type="counter",
+        labels=("topic",),
+        help="Records in another partition than their session's; they are not judged, and the session is refused.",
+        values=_TOPIC,
+    ),
+    Series(
+        name="sidecar_sessions_in_two_partitions_total",
+        type="counter",
+        help="Questions to the guard that were refused because two partitions know the session.",
+    ),
+    Series(
+        name="sidecar_partitions_changed",
+        type="gauge",
+        help="1: the number of partitions or the partitioner is not what the kept state belongs to; nothing is read and"
+        " the guard refuses every question.",
+    ),
     Series(name="sidecar_duplicate_records_total", type="counter", help="Records delivered again, and ignored."),
     Series(
         name="sidecar_late_records_total",

@@ -10,6 +10,7 @@ The rules, for a *task* (something that is read and can stall by itself: a parti
    ready, and the time does not count.
 5. The process is *ready* when the group has assigned its tasks, each is restored, and each has been within
    `ready_lag` records of the end once. A later burst does not make it unready.
+6. A process that refuses to work until somebody has mended something outside of it is alive and not ready.
 """
 
 from collections.abc import Hashable, Iterable
@@ -53,6 +54,7 @@ class Health:
         self._tasks: dict[Hashable, _Task] = {}
         self._joining_since: float | None = now
         self._broker_down_since: float | None = None
+        self._refusal: str | None = None
 
     # --- what happened ----------------------------------------------------------------------------
 
@@ -113,6 +115,10 @@ class Health:
             for task in self._tasks.values():
                 task.well_at = now
 
+    def refuse(self, reason: str) -> None:
+        """Note that the process does nothing more until it is started anew, and why."""
+        self._refusal = reason
+
     def unwell(self, now: float) -> float:
         """Return for how many seconds some task, or the joining of the group, has not been well; 0: all are."""
         joining = now - self._joining_since if self._joining_since is not None else 0.0
@@ -123,7 +129,7 @@ class Health:
     def live(self, now: float) -> Verdict:
         """Tell whether the process is worth keeping."""
         reasons = []
-        if self._broker_down_since is None:  # rule 4
+        if self._broker_down_since is None and self._refusal is None:  # rules 4 and 6
             if self._joining_since is not None and now - self._joining_since > self._join_after:  # rule 3
                 reasons.append(f"the group has assigned nothing for {now - self._joining_since:.0f} s")
             for name, task in self._named():
@@ -134,7 +140,7 @@ class Health:
 
     def ready(self, now: float) -> Verdict:
         """Tell whether the process knows what it is asked about."""
-        reasons = []
+        reasons = [self._refusal] if self._refusal is not None else []
         if self._broker_down_since is not None:
             reasons.append(f"the brokers have not answered for {now - self._broker_down_since:.0f} s")
         if self._joining_since is not None:

@@ -96,6 +96,9 @@ class Metrics:
         self._records = self._counter("sidecar_records_total")
         self._unreadable = self._counter("sidecar_unreadable_records_total")
         self._dead_letters = self._counter("sidecar_dead_letters_total")
+        self._misplaced = self._counter("sidecar_misplaced_records_total")
+        self._split = self._counter("sidecar_sessions_in_two_partitions_total")
+        self._refusing = self._gauge("sidecar_partitions_changed") if broker else None
         self._duplicates = self._counter("sidecar_duplicate_records_total")
         self._late = self._counter("sidecar_late_records_total")
         self._conflicts = self._counter("sidecar_conflicting_records_total")
@@ -163,6 +166,7 @@ class Metrics:
             self._topics.add(topic)
             self._unreadable.labels(topic)
             self._dead_letters.labels(topic)
+            self._misplaced.labels(topic)
             for kind in KIND_LABELS:
                 self._records.labels(topic, kind)
 
@@ -248,6 +252,20 @@ class Metrics:
         """Count dead letters that were written, by the topic the record came from."""
         for topic, count in topics.items():
             self._dead_letters.labels(self._topic(topic)).inc(count)
+
+    def observe_misplaced(self, topics: Mapping[str, int]) -> None:
+        """Count records in another partition than their session's, by the topic they came from."""
+        for topic, count in topics.items():
+            self._misplaced.labels(self._topic(topic)).inc(count)
+
+    def observe_conflict(self) -> None:
+        """Count a question that was refused because two partitions know the session."""
+        self._split.inc()
+
+    def set_refusing(self, refusing: bool) -> None:
+        """Set whether nothing is read because partitions have changed."""
+        if self._refusing is not None:
+            self._refusing.set(refusing)
 
     def set_lags(self, lags: Mapping[tuple[str, int], int]) -> None:
         """Set the lags of all (topic, partition) that this replica reads now; the series of others disappear.

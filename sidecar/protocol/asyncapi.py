@@ -124,6 +124,26 @@ CHANNELS: tuple[Channel, ...] = (
         cleanup="compact",
         action=None,
     ),
+    Channel(
+        name="decisions",
+        address="agent.decisions",
+        title="Decisions",
+        text="Every permission that the guard gave, written before it was given.",
+        key=_SESSION,
+        cleanup="delete",
+        action="send",
+        retention_ms=30 * 24 * 3600 * 1000,
+    ),
+    Channel(
+        name="misplaced",
+        address="agent.misplaced",
+        title="Misplaced records",
+        text="Reserved for the sidecar: tells the partition of a session that one of its records was in another one. "
+        "As many partitions as the log events.",
+        key=_SESSION,
+        cleanup="delete",
+        action=None,
+    ),
 )
 
 

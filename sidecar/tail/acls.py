@@ -60,6 +60,8 @@ def plan(settings: Settings) -> list[Acl]:
         ("tail", "topic", names.sessions, "literal", ("Write",), "where each session stands"),
         ("tail", "topic", names.dlq, "literal", ("Write",), "what could not be read"),
         ("tail", "topic", names.snapshots, "literal", ("Read", "Write"), "its own state"),
+        ("tail", "topic", names.misplaced, "literal", ("Read", "Write"), "tell partitions of records elsewhere"),
+        ("tail", "topic", names.decisions, "literal", ("Write",), "what the guard permitted"),
         ("tail", "group", tail.group_id, "literal", ("Read",), "share the partitions, and commit offsets"),
     ]
     if tail.guarantee == "exactly_once":

@@ -40,6 +40,25 @@ class Unusable(ValueError):
     """Say why a record of the snapshot topic cannot be used."""
 
 
+class Foreign(Unusable):
+    """Say that a record has another origin, and which."""
+
+    def __init__(self, origin: int) -> None:
+        super().__init__(
+            "it is foreign: written for another group, other input topics, another number of partitions, or"
+            " another partition"
+        )
+        self.origin = origin
+
+
+class Layout(Struct, frozen=True):
+    """Say where sessions' records were when a state was written: what decides which task has which session."""
+
+    counts: Mapping[str, int] = {}
+    """How many partitions each topic had; empty: an older version wrote it."""
+    partitioner: str = ""
+
+
 class Kept(Struct, gc=False):
     """Hold a session as it was written: its number, the next offset of each input topic, and its state.
 
@@ -71,6 +90,7 @@ class Marker(Struct, frozen=True):
     number: int
     positions: Mapping[str, int]
     sessions: int
+    layout: Layout = Layout()
 
 
 class Base(Struct, frozen=True):
@@ -107,6 +127,8 @@ class _Mark(Struct, array_like=True):
     number: int
     positions: dict[str, int]
     sessions: int
+    counts: dict[str, int] = {}
+    partitioner: str = ""
 
 
 _decode_session = msgspec.msgpack.Decoder(_Session).decode
@@ -185,9 +207,10 @@ class Codec:
         """Return the value of a part of a session's state."""
         return _sealed(key, _encode((VERSION, self.origin, number, state)))
 
-    def marker(self, number: int, positions: Raw, sessions: int) -> bytes:
+    def marker(self, number: int, positions: Raw, sessions: int, layout: Layout) -> bytes:
         """Return the value of the marker that ends a round."""
-        return _sealed(MARKER_KEY, _encode((VERSION, self.origin, number, positions, sessions)))
+        where = (dict(sorted(layout.counts.items())), layout.partitioner)
+        return _sealed(MARKER_KEY, _encode((VERSION, self.origin, number, positions, sessions, *where)))
 
     def base(self, number: int) -> bytes:
         """Return the value of the record that begins anew."""
@@ -240,15 +263,32 @@ class Codec:
     def _mark(self, key: bytes, body: memoryview) -> Marker | Base:
         read = _decode_mark(body)
         self._check(read)
-        return Base(read.number) if key == BASE_KEY else Marker(read.number, read.positions, read.sessions)
+        if key == BASE_KEY:
+            return Base(read.number)
+        return Marker(read.number, read.positions, read.sessions, Layout(read.counts, read.partitioner))
 
     def _check(self, read: _Session | _Part | _Mark) -> None:
         _check_version(read.version)
         if read.origin != self.origin:
-            raise Unusable(
-                "it is foreign: written for another group, other input topics, another number of partitions, or"
-                " another partition"
-            )
+            raise Foreign(read.origin)
+
+
+def layout_of(value: bytes) -> tuple[int, Layout] | None:
+    """Return the origin and the layout of a marker, whatever wrote it; None: it cannot be read.
+
+    Args:
+        value: what stands under the key of the marker.
+    """
+    body = memoryview(value)[_CHECKSUM:]
+    if value[:_CHECKSUM] != xxh3_64_digest(body, _seed(MARKER_KEY)):
+        return None
+    try:
+        read = _decode_mark(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if read.version // 1000 != FORMAT:
+        return None
+    return read.origin, Layout(read.counts, read.partitioner)
 
 
 def _check_version(version: object) -> None:

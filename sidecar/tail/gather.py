@@ -8,6 +8,7 @@ from sidecar.tail.envelope import (
     MARKER_KEY,
     Base,
     Codec,
+    Foreign,
     Item,
     Kept,
     Marker,
@@ -30,10 +31,18 @@ class SnapshotError(Exception):
         why: what is wrong with it, as a clause.
         next_number: what a writer has to go on with.
         more: how many more bad records there are.
+        origin: where the first bad record is foreign: its origin.
     """
 
     def __init__(
-        self, topic: str, partition: int, offset: int | None, why: str, next_number: int = 1, more: int = 0
+        self,
+        topic: str,
+        partition: int,
+        offset: int | None,
+        why: str,
+        next_number: int = 1,
+        more: int = 0,
+        origin: int | None = None,
     ) -> None:
         where = f"{topic}/{partition}" if offset is None else f"{topic}/{partition}@{offset}"
         others = f" ({more} more bad records follow)" if more else ""
@@ -43,6 +52,7 @@ class SnapshotError(Exception):
         self.offset = offset
         self.why = why
         self.next_number = next_number
+        self.origin = origin
 
 
 class Restored(Struct):
@@ -96,6 +106,7 @@ class Gathering:
         self._removed = 0
         self._bad = 0
         self._trouble: tuple[int, str] | None = None
+        self._foreign: int | None = None
         self.records = 0
         self.size = 0
 
@@ -109,6 +120,8 @@ class Gathering:
         try:
             item = self._codec.read(key, value)
         except Unusable as error:
+            if self._trouble is None and isinstance(error, Foreign):
+                self._foreign = error.origin
             self._refuse(offset, str(error))
             return
         assert key is not None  # or it had been unusable
@@ -165,7 +178,7 @@ class Gathering:
             self._parts.clear()
             self._states.clear()
             self._marker, self._base = None, item
-            self._trouble, self._bad = None, 0
+            self._trouble, self._foreign, self._bad = None, None, 0
 
     def _remove(self, key: bytes | None) -> None:
         if key == MARKER_KEY:
@@ -212,4 +225,4 @@ class Gathering:
         return max(0, self._marker.sessions - len(self._sessions) - self._removed)
 
     def _error(self, offset: int | None, why: str, more: int = 0) -> SnapshotError:
-        return SnapshotError(self._topic, self._partition, offset, why, self._newest + 1, more)
+        return SnapshotError(self._topic, self._partition, offset, why, self._newest + 1, more, self._foreign)

@@ -12,8 +12,18 @@ from typing import Any
 from sidecar.config import Settings
 from sidecar.engine.fold import Engine
 from sidecar.observe.logs import get_logger
+from sidecar.tail.envelope import Layout
+from sidecar.tail.layout import check_layout, layout_today
 from sidecar.tail.messages import Message, forgotten_as_messages
-from sidecar.tail.snapshots import Progress, Restored, SnapshotError, SnapshotWriter, origin_of, read_snapshots
+from sidecar.tail.snapshots import (
+    Progress,
+    Restored,
+    SnapshotError,
+    SnapshotWriter,
+    origin_of,
+    read_layout,
+    read_snapshots,
+)
 
 log = get_logger(__name__)
 
@@ -29,9 +39,14 @@ class Keeper:
         settings: the settings tree.
         partitions: how many partitions the inputs have.
         now: the time (`time.monotonic`).
+        layout: how many partitions the topics have, and the partitioner.
     """
 
-    def __init__(self, number: int, settings: Settings, partitions: int, now: float) -> None:
+    def __init__(
+        self, number: int, settings: Settings, partitions: int, now: float, layout: Layout | None = None
+    ) -> None:
+        self._settings = settings
+        self._layout = layout or layout_today(settings, dict.fromkeys(settings.topics.inputs, partitions))
         self._number = number
         self._topic = settings.topics.snapshots
         self._told = settings.topics.sessions
@@ -42,7 +57,7 @@ class Keeper:
         self.kept_at = now
         """When the last round was made (`time.monotonic`), or this began."""
         self._origin = origin_of(settings.tail.group_id, settings.topics.inputs, partitions, number)
-        self._writer = SnapshotWriter(self._topic, number, self._origin)
+        self._writer = SnapshotWriter(self._topic, number, self._origin, layout=self._layout)
         self._anew = False
         # Until there is a marker, a restart does not know where the group began: the first commit writes one.
         self._unmarked = True
@@ -64,18 +79,29 @@ class Keeper:
 
         Raises:
             KafkaError, TimeoutError: it could not be read now.
+            PartitionsChanged: it belongs to another number of partitions, or another partitioner.
         """
         try:
             restored = await read_snapshots(options, self._topic, self._number, self._origin, on_progress=on_progress)
         except SnapshotError as error:
+            if error.origin is not None:
+                check_layout(self._settings, self._number, error.origin, Layout(), self._layout)
             log.error("the snapshots cannot be used; the state is made again from the log", error=str(error))
-            self._writer = SnapshotWriter(self._topic, self._number, self._origin, error.next_number)
+            self._writer = SnapshotWriter(
+                self._topic, self._number, self._origin, error.next_number, layout=self._layout
+            )
             self._anew = True
             return None
         self._writer = SnapshotWriter(
-            self._topic, self._number, self._origin, restored.next_number, parts=restored.parts
+            self._topic, self._number, self._origin, restored.next_number, parts=restored.parts, layout=self._layout
         )
         self._unmarked = restored.marker is None
+        if restored.marker is not None:
+            check_layout(self._settings, self._number, self._origin, restored.marker.layout, self._layout)
+        elif self._number != 0 and (first := await read_layout(options, self._topic, 0)) is not None:
+            # A partition that is new has no state of its own; that there was another number of them, the first one
+            # knows: it has been there since the group began.
+            check_layout(self._settings, 0, *first, self._layout)
         return restored
 
     @property

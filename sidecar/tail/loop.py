@@ -4,11 +4,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, cast
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import (
     CommitFailedError,
     GroupAuthorizationFailedError,
@@ -24,28 +23,22 @@ from msgspec import Struct
 from sidecar.config import Settings
 from sidecar.engine.fold import Outcome
 from sidecar.observe.logs import get_logger
-from sidecar.protocol.outputs import DeadLetter
 from sidecar.tail.errors import TailError
-from sidecar.tail.fetching import Fetched
-from sidecar.tail.keeping import CHUNK, Keeper
+from sidecar.tail.homes import Homes
+from sidecar.tail.inputs import Batch, Inputs
+from sidecar.tail.keeping import Keeper
+from sidecar.tail.layout import check_counts, layout_today
 from sidecar.tail.live import Applied
-from sidecar.tail.messages import (
-    findings_as_messages,
-    halts_as_messages,
-    letters_as_messages,
-    sessions_as_messages,
-)
 from sidecar.tail.outputs import Outputs
 from sidecar.tail.polls import Polls
 from sidecar.tail.report import Report
 from sidecar.tail.restore import lost_range, place, report_lost, report_short
 from sidecar.tail.snapshots import ends_of, written_since
-from sidecar.tail.task import Task
-from sidecar.tail.topics import check_equal, principal
+from sidecar.tail.speaking import Speaker
+from sidecar.tail.task import Folded, Task
+from sidecar.tail.topics import principal
 
 log = get_logger(__name__)
-
-Batch = Mapping[TopicPartition, Sequence[Fetched]]
 
 _POLL_MS = 100
 _SURVEY_EVERY = 0.05
@@ -54,6 +47,8 @@ _AGES_EVERY = 5.0
 _FRESH = 2.0
 _RETRY_AFTER = 0.2
 _PATIENCE = 15.0
+_WORK_FOR = 0.25
+"""Seconds of folding after which outputs are committed and the others get their turn, however much is left."""
 
 
 class Parked(Struct):
@@ -80,7 +75,7 @@ class Loop:
 
     def __init__(
         self,
-        consumer: AIOKafkaConsumer,
+        consumer: Inputs,
         outputs: Outputs,
         settings: Settings,
         report: Report,
@@ -96,8 +91,10 @@ class Loop:
         self._outputs = outputs
         self._settings = settings
         self._report = report
-        self._on_outcome = on_outcome
-        self._topics = settings.topics.inputs
+        self._inputs = settings.topics.inputs
+        self._topics = settings.topics.followed
+        self.homes = Homes(settings.kafka.partitioner, partitions[settings.topics.events])
+        self._layout = layout_today(settings, partitions)
         self._limits = settings.limits()
         self._tasks: dict[int, Task] = {}
         self._keepers: dict[int, Keeper] = {}
@@ -110,10 +107,11 @@ class Loop:
         self._busy = asyncio.Lock()
         self._commit_due = 0.0
         self._survey_due = 0.0
-        self._stir_due = 0.0
         self._lags_due = 0.0
         self._ages_due = 0.0
         self._partitions = partitions
+        self._backlog = False
+        self._speaker = Speaker(outputs, settings, report, partitions, self.homes, on_outcome)
 
     @property
     def tasks(self) -> Collection[Task]:
@@ -127,7 +125,7 @@ class Loop:
             KafkaError: the clients are of no more use; open new ones and start over.
             TailError: something that trying again does not mend.
         """
-        self._consumer.subscribe(list(self._topics), listener=_Listener(self))
+        self._consumer.subscribe(self._inputs, _Listener(self))
         stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
@@ -158,7 +156,11 @@ class Loop:
         # Held partitions are not paused, because that throws away what has been fetched of them.
         wanted = [tp for tp in self._consumer.assignment() if tp not in held] if held else []
         fetching = asyncio.create_task(
-            self._consumer.getmany(*wanted, timeout_ms=_POLL_MS, max_records=self._settings.tail.fetch_max_records)
+            self._consumer.getmany(
+                *wanted,
+                timeout_ms=0 if self._backlog else _POLL_MS,
+                max_records=self._settings.tail.fetch_max_records,
+            )
         )
         # A fetch waits for the end of a rebalance, whatever its timeout; stopping must not.
         await asyncio.wait((fetching, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -168,7 +170,7 @@ class Loop:
         if fetching.cancelled():
             return {}
         try:
-            fetched = cast(Batch, fetching.result())
+            fetched = fetching.result()
         except NoOffsetForPartitionError:
             return {}  # The consumer looks for a position on its own; the task will give it one.
         except OffsetOutOfRangeError as error:
@@ -256,26 +258,35 @@ class Loop:
     def assign(self, assigned: Collection[TopicPartition]) -> None:
         """Take the partitions over; the loop will find out where each task begins."""
         self._generation += 1
-        counts = {topic: len(self._consumer.partitions_for_topic(topic) or ()) for topic in self._topics}
         numbers = sorted({tp.partition for tp in assigned})
-        torn = [n for n in numbers if any(TopicPartition(topic, n) not in assigned for topic in self._topics)]
+        torn = [n for n in numbers if any(TopicPartition(topic, n) not in assigned for topic in self._inputs)]
+        counts = self._partitions
         try:
-            check_equal(self._topics, counts)
+            if new := [n for n in numbers if n >= self.homes.count]:
+                # The group's leader has seen the topics grow before we have.
+                grown = dict.fromkeys(self._inputs, max(new) + 1)
+                check_counts(self._layout.counts, grown, "at the start")
             if torn:
                 raise TailError(
-                    f"Of partitions {torn} the group assigned not all input topics ({', '.join(self._topics)}) to this"
+                    f"Of partitions {torn} the group assigned not all input topics ({', '.join(self._inputs)}) to this"
                     f" replica: another member of {self._settings.tail.group_id} reads other topics."
                 )
         except TailError as error:
             self._trouble = error
             return
-        self._tasks = {number: Task(number, self._topics, self._limits) for number in numbers}
+        notes = self._settings.topics.misplaced
+        self._tasks = {n: Task(n, self._topics, self._limits, self.homes, notes) for n in numbers}
+        self._consumer.follow(numbers)
         self._parked = {number: parked for number, parked in self._parked.items() if number in self._tasks}
-        inputs, now = counts[self._topics[0]], time.monotonic()
-        self._keepers = {number: Keeper(number, self._settings, inputs, now) for number in numbers}
+        inputs, now = counts[self._inputs[0]], time.monotonic()
+        self._keepers = {number: Keeper(number, self._settings, inputs, now, self._layout) for number in numbers}
         self._commit_due = time.monotonic() + self._settings.tail.commit_interval
-        log.info("partitions assigned", partitions=numbers, topics=list(self._topics))
+        log.info("partitions assigned", partitions=numbers, topics=list(self._inputs))
         self._report.assigned(self._tasks.values())
+
+    def refuse(self, trouble: TailError) -> None:
+        """End the loop with an error as soon as what it is working on is done."""
+        self._trouble = self._trouble or trouble
 
     async def _forget_tasks(self) -> None:
         self._generation += 1
@@ -297,7 +308,7 @@ class Loop:
                     task = self._tasks[task.number]
                 else:
                     keeper, progress = self._keepers[task.number], self._report.progress_of(task.number)
-                    if not await place(self._consumer, task, keeper, self._options, latest, progress):
+                    if not await place(self._consumer, task, keeper, self._options, latest, self.homes, progress):
                         self._report.refused()
                 if self._tasks.get(task.number) is not task:
                     return
@@ -326,33 +337,68 @@ class Loop:
             # Before it has sought, what comes is from a position that is not the task's.
             if task is not None and task.placed:
                 task.add(tp.topic, records)
-        halted = False
-        for task in self._tasks.values():
-            if task.lost and task.placed and not task.silent:
-                await self._distrust(task)
-            if not task.placed or not any(task.held()):
-                continue
-            behind = [topic for topic in task.topics if await self._is_behind(task.partition(topic))]
-            folded = task.fold(behind, time.monotonic())
-            await asyncio.sleep(0)  # whoever asks the guard gets a turn between two partitions
-            if folded is not None and folded.silent:
-                self._report.restore_went_on(sum(map(len, folded.batches.values())))
-            if folded is None or folded.silent:
-                continue
-            self._report.batch(task, folded)
-            await self._say(task, folded.outcome, folded.letters)
-            self._report.handed_over(folded)
-            self._applied.notify()
-            if folded.outcome.halts:
-                halted = True
-                await self._outputs.hurry(task.number)
+        halted = await self._fold()
         now = time.monotonic()
         if now >= self._survey_due:
             halted = await self._survey(now) or halted
             self._survey_due = now + _SURVEY_EVERY
-        if (halted and self._outputs.seen_when_committed) or now >= self._commit_due:
+        full = self._speaker.sent > self._settings.tail.max_buffered
+        if (halted and self._outputs.seen_when_committed) or full or now >= self._commit_due:
             await self._commit()
             self._commit_due = time.monotonic() + self._settings.tail.commit_interval
+
+    async def _fold(self) -> bool:
+        """Fold what was fetched, a slice of each task in turn, until all or the time is up; return if one halted."""
+        halted, begun = False, time.monotonic()
+        self._backlog = False
+        behind: dict[int, list[str]] = {}
+        while True:
+            more = False
+            for task in self._tasks.values():
+                await self._doubt(task)
+                if not task.placed or not any(task.held()):
+                    continue
+                if task.number not in behind:
+                    behind[task.number] = [t for t in task.topics if await self._is_behind(task.partition(t))]
+                folded = task.fold(behind[task.number], time.monotonic())
+                await asyncio.sleep(0)  # whoever asks the guard gets a turn between two slices
+                if folded is not None:
+                    more = any(task.held()) or more
+                    halted = await self._take(task, folded) or halted
+            if not more:
+                return halted
+            if time.monotonic() - begun > _WORK_FOR:
+                self._backlog = True
+                return halted
+
+    async def _take(self, task: Task, folded: Folded) -> bool:
+        """Report and send what a slice came to; return whether its halts, or notes of others, are to go at once."""
+        if folded.silent:
+            self._report.restore_went_on(sum(map(len, folded.batches.values())))
+            return False
+        self._report.batch(task, folded)
+        await self._speaker.say(task, folded.outcome, folded.letters)
+        await self._speaker.note(task, folded.strays)
+        self._report.handed_over(folded)
+        self._applied.notify()
+        if not (folded.outcome.halts or folded.strays):
+            return False
+        await self._outputs.hurry(task.number)
+        return True
+
+    async def _doubt(self, task: Task) -> None:
+        """Refuse the sessions of a task whose records may be gone or elsewhere."""
+        if not task.placed or task.silent:
+            return
+        if task.lost:
+            await self._distrust(task)
+        if task.doubted:
+            doubted, task.doubted = task.doubted, {}
+            for why in dict.fromkeys(doubted.values()):
+                outcome = task.engine.distrust(why, [one for one, reason in doubted.items() if reason == why])
+                self._report.expired(task, outcome)
+                await self._speaker.say(task, outcome, outcome.letters)
+            self._keepers[task.number].hurry()
 
     async def _speak(self, task: Task) -> None:
         """Let a task that stands where it was committed say what comes from now on."""
@@ -360,8 +406,11 @@ class Loop:
         task.engine.take_news()  # and told
         self._report.restored(task)
         self._report.restoring(self._tasks.values())
-        if task.lost:
-            await self._distrust(task)
+        if task.strangers:
+            strangers, task.strangers = task.strangers, []
+            self._report.strangers(task.number, strangers)
+            await self._speaker.note(task, strangers)
+        await self._doubt(task)
 
     async def _distrust(self, task: Task) -> None:
         """Make a task's sessions unverifiable, because records of them may be gone."""
@@ -369,27 +418,7 @@ class Loop:
         task.lost.clear()
         self._keepers[task.number].hurry()
         self._report.expired(task, outcome)
-        await self._say(task, outcome, ())
-
-    async def _say(self, task: Task, outcome: Outcome, letters: Sequence[DeadLetter]) -> None:
-        if not (outcome.findings or outcome.halts or letters):
-            return
-        names, number, now = self._settings.topics, task.number, datetime.now(UTC)
-        messages = halts_as_messages(outcome.halts, names.halts, self._partition(names.halts, number), now)
-        messages += findings_as_messages(outcome.findings, names.findings, self._partition(names.findings, number), now)
-        messages += letters_as_messages(letters, names.dlq, self._partition(names.dlq, number), now)
-        if self._on_outcome is not None:
-            self._on_outcome(outcome)
-        self._report.said(outcome, letters)
-        await self._outputs.send(number, messages)
-
-    def _partition(self, topic: str, number: int) -> int | None:
-        """Return the task's own number for an output topic with as many partitions, else None (by the key's hash).
-
-        A session's outputs are in one partition either way; this way no key is hashed.
-        """
-        count = self._partitions.get(topic, 0)
-        return number if number < count == self._partitions.get(self._topics[0]) else None
+        await self._speaker.say(task, outcome, outcome.letters)
 
     async def _survey(self, now: float) -> bool:
         """Look how far each task has read: restored, waiting, lagging; return True if a halt was found."""
@@ -425,8 +454,9 @@ class Loop:
                 task.observe(positions, ends, seen)
             if task.engine.counters.waiting:
                 outcome = task.engine.expire(task.clock.now)
+                await asyncio.sleep(0)
                 self._report.expired(task, outcome)
-                await self._say(task, outcome, ())
+                await self._speaker.say(task, outcome, outcome.letters)
                 if outcome.halts:
                     halted = True
                     await self._outputs.hurry(task.number)
@@ -461,14 +491,18 @@ class Loop:
             last: there will be no later commit, because the partitions are given away or the tail ends.
         """
         offsets = {task.number: moved for task in self._tasks.values() if (moved := task.uncommitted())}
+        placed = [task for task in self._tasks.values() if task.placed and not task.silent]
+        self._speaker.sent = 0
         try:
-            await self._tell()
+            await self._speaker.tell(placed)
             if self._outputs.transactional:
-                await self._keep(last)
+                for task in placed:
+                    await self._speaker.keep(task, self._keepers[task.number], last)
                 await self._outputs.commit(offsets)
             else:
                 await self._outputs.commit(offsets)
-                await self._keep(last)
+                for task in placed:
+                    await self._speaker.keep(task, self._keepers[task.number], last)
                 if last:
                     await self._outputs.commit({})
         except (CommitFailedError, IllegalStateError) as error:
@@ -483,35 +517,6 @@ class Loop:
         self._report.kept_at(keeper.kept_at for keeper in self._keepers.values())
         for number, moved in offsets.items():
             self._tasks[number].committed.update({tp.topic: offset for tp, offset in moved.items()})
-
-    async def _tell(self) -> None:
-        """Say where the sessions stand that there is news of; once a commit, however often it changed."""
-        now, topic = time.monotonic(), self._settings.topics.sessions
-        stir = now >= self._stir_due
-        if stir:
-            self._stir_due = now + self._settings.session.heartbeat
-        for task in self._tasks.values():
-            if not task.placed or task.silent:
-                continue
-            if stir:
-                task.engine.stir()
-            news = task.engine.take_news()
-            partition = self._partition(topic, task.number)
-            for begin in range(0, len(news), CHUNK):
-                chunk = news[begin : begin + CHUNK]
-                await self._outputs.send(task.number, sessions_as_messages(chunk, topic, partition, datetime.now(UTC)))
-
-    async def _keep(self, last: bool) -> None:
-        for task in self._tasks.values():
-            if task.placed and not task.silent:
-                keeper = self._keepers[task.number]
-                records, size = keeper.written
-                too_large = keeper.too_large
-                for chunk in keeper.records(
-                    task.engine, task.positions, now=time.monotonic(), clock=task.clock.now, last=last
-                ):
-                    await self._outputs.send(task.number, chunk)
-                self._report.kept(keeper.written[0] - records, keeper.written[1] - size, keeper.too_large - too_large)
 
 
 class _Listener(ConsumerRebalanceListener):

@@ -15,6 +15,8 @@ Role = Literal[
     "halt_acks",
     "dlq",
     "snapshots",
+    "misplaced",
+    "decisions",
     "alerts",
     "fleet_sessions",
     "fleet_rollups",
@@ -28,6 +30,8 @@ TAIL_ROLES: tuple[Role, ...] = (
     "halt_acks",
     "dlq",
     "snapshots",
+    "misplaced",
+    "decisions",
 )
 """The topics that `run` needs."""
 FLEET_ROLES: tuple[Role, ...] = (
@@ -44,7 +48,7 @@ FLEET_ROLES: tuple[Role, ...] = (
 ALL_ROLES: tuple[Role, ...] = tuple(dict.fromkeys((*TAIL_ROLES, *FLEET_ROLES)))
 Use = Literal["input", "output", "state"]
 
-_DLQ_RETENTION_MS = 30 * 24 * 3600 * 1000
+_LONG_RETENTION_MS = 30 * 24 * 3600 * 1000
 
 
 class TopicSpec(Struct, frozen=True):
@@ -75,7 +79,7 @@ def plan(settings: Settings, partitions: int | None = None) -> list[TopicSpec]:
     delete, compact = {"cleanup.policy": "delete"}, {"cleanup.policy": "compact"}
     # The active segment is never compacted, so that it must not grow old; every restart reads what is there.
     kept = {**compact, "min.cleanable.dirty.ratio": "0.1", "segment.ms": "3600000"}
-    long = {**delete, "retention.ms": str(_DLQ_RETENTION_MS)}
+    long = {**delete, "retention.ms": str(_LONG_RETENTION_MS)}
     sessions, rollups = settings.fleet.changelog, settings.fleet.rollups
     rows: tuple[tuple[str, Role, Use, dict[str, str], str, bool], ...] = (
         (names.events, "events", "input", delete, "log events of the agents, keyed by session", True),
@@ -85,6 +89,15 @@ def plan(settings: Settings, partitions: int | None = None) -> list[TopicSpec]:
         (names.sessions, "sessions", "output", compact, "where each session stands, newest per session kept", True),
         (names.dlq, "dlq", "output", long, "what could not be read, with the reason and the bytes", True),
         (names.snapshots, "snapshots", "state", kept, "the sidecar's own state, newest per session kept", True),
+        (
+            names.misplaced,
+            "misplaced",
+            "state",
+            delete,
+            "tells of records in another partition than their session's",
+            True,
+        ),
+        (names.decisions, "decisions", "output", long, "every permission that the guard gave, keyed by session", True),
         (names.halt_acks, "halt_acks", "input", delete, "who has taken a halt in hand", False),
         (names.alerts, "alerts", "output", kept, "what concerns the fleet, newest per alert kept", False),
         (sessions, "fleet_sessions", "state", kept, "the fleet's own state, newest per session kept", False),

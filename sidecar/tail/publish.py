@@ -8,7 +8,6 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +15,13 @@ from typing import Any, Literal
 import msgspec
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
-from aiokafka.partitioner import murmur2
 from aiokafka.structs import RecordMetadata
 
 from sidecar.config import Settings
 from sidecar.protocol.records import COMPACTIONS
 from sidecar.tail.clients import STARTUP_TIMEOUT, close_producer, open_producer, reach
 from sidecar.tail.errors import TailError
+from sidecar.tail.homes import partition_of
 from sidecar.tail.topics import create_missing
 
 InputRole = Literal["events", "compactions"]
@@ -217,7 +216,8 @@ class Publisher:
             await self._send_large(topic, raw, value, place)
             return
         assert self._producer is not None
-        partition = None if raw is None else _partition(raw, self._counts[topic])
+        # Not left to aiokafka, which knows one partitioner only, and is slow at it.
+        partition = partition_of(raw, self._counts[topic], self._settings.kafka.partitioner) if raw else None
         try:
             future = await self._producer.send(topic, value, raw, partition)
         except KafkaError as error:
@@ -257,13 +257,6 @@ class Publisher:
 
 def _stopped(place: tuple[str, int], error: KafkaError) -> str:
     return f"The brokers stopped taking records at {place[0]}:{place[1]}: {error!r}."
-
-
-@lru_cache(maxsize=1 << 16)
-def _partition(key: bytes, count: int) -> int:
-    """Return the partition that Kafka's own clients would choose; aiokafka computes it slowly, and sessions repeat."""
-    hashed: int = murmur2(key)
-    return (hashed & 0x7FFFFFFF) % count
 
 
 async def _each(records: Iterable[Outgoing] | AsyncIterable[Outgoing]) -> AsyncIterator[Outgoing]:

@@ -13,12 +13,15 @@ from sidecar.observe.logs import get_logger, log_finding
 from sidecar.observe.metrics import Metrics
 from sidecar.protocol.outputs import DeadLetter
 from sidecar.protocol.records import KINDS, Hole, Opaque
+from sidecar.tail.misplaced import Stray
 from sidecar.tail.snapshots import Progress
 from sidecar.tail.task import Folded, Task
 
 log = get_logger(__name__)
 
 _TELL_EVERY = 5.0
+_LOGGED = 1000
+"""Findings, and halts, of one batch that have a line of their own in the log."""
 _KIND_NAMES: dict[type, str] = {**{cls: kind for kind, cls in KINDS.items()}, Opaque: "opaque"}
 
 
@@ -113,6 +116,26 @@ class Report:
         """Count a partition whose snapshots could not be used."""
         self._metrics.observe_refused()
 
+    def refusing(self, reason: str) -> None:
+        """Tell that nobody is answered until the process is started anew, and why."""
+        self._metrics.set_refusing(True)
+        self._health.refuse(reason)
+
+    def conflict(self) -> None:
+        """Count a question about a session that two partitions know."""
+        self._metrics.observe_conflict()
+
+    def strangers(self, number: int, strangers: Sequence[Stray]) -> None:
+        """Log that sessions were kept of a partition that is not theirs."""
+        log.error(
+            "sessions were kept of a partition that is not theirs; they are refused until a checkpoint of them is"
+            " verified",
+            partition=number,
+            sessions=len(strangers),
+            first=strangers[0].session_id[:200],
+            home=strangers[0].home,
+        )
+
     def batch(self, task: Task, folded: Folded) -> None:
         """Count a batch that was folded aloud."""
         records: dict[tuple[str, str], int] = {}
@@ -121,6 +144,7 @@ class Report:
                 if cls is not Hole:  # counted as unreadable
                     records[topic, _KIND_NAMES[cls]] = count
         unreadable = Counter(letter.source.topic for letter in folded.letters)
+        unreadable.subtract(folded.misplaced)
         self._metrics.observe_batch(records, unreadable, now=time.time())
         self._metrics.observe_outcome(task.number, task.engine, folded.outcome, seconds=folded.seconds)
 
@@ -131,9 +155,11 @@ class Report:
     def said(self, outcome: Outcome, letters: Sequence[DeadLetter]) -> None:
         """Log what is on its way out."""
         if structlog.is_configured():  # `log_finding` asks for the level, which only a logger that is set up has
-            for finding in outcome.findings:
+            for finding in outcome.findings[:_LOGGED]:
                 log_finding(log, finding)
-        for halt in outcome.halts:
+            if (more := len(outcome.findings) - _LOGGED) > 0:
+                log.warning("more findings in the same batch; they are on the topic of findings", count=more)
+        for halt in outcome.halts[:_LOGGED]:
             log.warning(
                 "session halted" if halt.status == "halt" else "halt cleared",
                 session=halt.session_id,
@@ -153,6 +179,8 @@ class Report:
 
     def handed_over(self, folded: Folded) -> None:
         """Measure how long the findings of a batch took, now that they are with the producer."""
+        if folded.misplaced:
+            self._metrics.observe_misplaced(folded.misplaced)
         if folded.letters:
             self._metrics.observe_dead_letters(Counter(letter.source.topic for letter in folded.letters))
         if not folded.outcome.findings:

@@ -21,9 +21,11 @@ from sidecar.tail.clients import (
     open_transactional,
     reach,
 )
+from sidecar.tail.envelope import Layout
 from sidecar.tail.errors import TailError
+from sidecar.tail.layout import layout_today
 from sidecar.tail.snapshots import SnapshotError, SnapshotWriter, origin_of, read_snapshots
-from sidecar.tail.topics import create_missing
+from sidecar.tail.topics import check_room, create_missing
 
 log = get_logger(__name__)
 
@@ -45,13 +47,14 @@ async def reset(settings: Settings, within: float = STARTUP_TIMEOUT) -> None:
     options = await reach(settings, within)
     created = await create_missing(settings, options=options, within=within)
     counts = {spec.name: spec.partitions for spec in (*created.created, *created.existing)}
-    partitions = counts[settings.topics.events]
+    check_room(settings, counts)
+    partitions, layout = counts[settings.topics.events], layout_today(settings, counts)
     try:
         await _see_that_nobody_runs(settings, options)
         consumer = await open_consumer(options, group_id=settings.tail.group_id, enable_auto_commit=False)
         try:
             for number in range(partitions):
-                await _reset_task(settings, options, consumer, number, partitions)
+                await _reset_task(settings, options, consumer, number, partitions, layout)
         finally:
             await close_consumer(consumer)
     except (KafkaError, TimeoutError) as error:
@@ -78,7 +81,12 @@ async def _see_that_nobody_runs(settings: Settings, options: Mapping[str, Any]) 
 
 
 async def _reset_task(
-    settings: Settings, options: Mapping[str, Any], consumer: AIOKafkaConsumer, number: int, partitions: int
+    settings: Settings,
+    options: Mapping[str, Any],
+    consumer: AIOKafkaConsumer,
+    number: int,
+    partitions: int,
+    layout: Layout,
 ) -> None:
     tail, topic, inputs = settings.tail, settings.topics.snapshots, settings.topics.inputs
     origin = origin_of(tail.group_id, inputs, partitions, number)
@@ -94,13 +102,13 @@ async def _reset_task(
             following = (await read_snapshots(options, topic, number, origin)).next_number
         except SnapshotError as error:
             following = error.next_number
-        tps = [TopicPartition(name, number) for name in inputs]
+        tps = [TopicPartition(name, number) for name in settings.topics.followed]
         first: dict[TopicPartition, int] = await consumer.beginning_offsets(tps)
         positions = {tp.topic: offset for tp, offset in first.items()}
         offsets = {tp: OffsetAndMetadata(offset, "") for tp, offset in first.items()}
         if exactly_once:
             await producer.begin_transaction()
-        writer = SnapshotWriter(topic, number, origin, following)
+        writer = SnapshotWriter(topic, number, origin, following, layout=layout)
         for message in writer.round((), (), positions, 0, anew=True):
             await producer.send_and_wait(message.topic, message.value, message.key, message.partition)
         if exactly_once:

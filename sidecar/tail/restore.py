@@ -8,14 +8,19 @@ be used, all of the log is folded again.
 # mypy: untyped-calls-exclude="aiokafka"
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 
 from sidecar.observe.logs import get_logger
+from sidecar.protocol.outputs import Source
+from sidecar.tail.errors import PartitionsChanged
+from sidecar.tail.homes import Homes
+from sidecar.tail.inputs import Inputs
 from sidecar.tail.keeping import Keeper
-from sidecar.tail.snapshots import Progress
+from sidecar.tail.misplaced import Stray
+from sidecar.tail.snapshots import Kept, Progress
 from sidecar.tail.task import Task
 
 log = get_logger(__name__)
@@ -24,11 +29,12 @@ _PATIENCE = 15.0
 
 
 async def place(
-    consumer: AIOKafkaConsumer,
+    consumer: Inputs,
     task: Task,
     keeper: Keeper,
     options: Mapping[str, Any],
     latest: bool,
+    homes: Homes,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> bool:
     """Give a task the sessions that were kept of it, and find out where it begins.
@@ -41,6 +47,7 @@ async def place(
         keeper: the task's.
         options: client options, from `clients.reach`.
         latest: begin at the end of partitions for which the group has committed nothing.
+        homes: knows which sessions belong to which task.
         on_progress: called while the snapshots are read.
 
     Returns:
@@ -48,6 +55,7 @@ async def place(
 
     Raises:
         KafkaError: the offsets or the snapshots could not be had.
+        PartitionsChanged: they belong to other partitions, or another partitioner.
         TimeoutError: the group's coordinator did not answer.
     """
     tps = {topic: task.partition(topic) for topic in task.topics}
@@ -72,6 +80,8 @@ async def place(
                 partition=task.number,
                 topics=behind,
             )
+    if restored is not None and not (marker is not None and marker.layout.partitioner):
+        task.strangers = _strangers(restored.sessions, task, homes)
     for kept in restored.sessions if restored is not None else ():
         if kept.frozen.state:  # without, it was too large to be kept: its first positions will be missing
             task.adopt(kept.frozen, kept.positions, start)
@@ -87,6 +97,27 @@ async def place(
     if task.silent:
         log.info("restoring", partition=task.number, sessions=len(task.engine), start=start, committed=committed)
     return restored is not None
+
+
+def _strangers(sessions: Sequence[Kept], task: Task, homes: Homes) -> list[Stray]:
+    """Return which of a task's kept sessions belong to another one; only an older version kept such.
+
+    Raises:
+        PartitionsChanged: most do, so that `kafka.partitioner` is not what the producers use.
+    """
+    foreign = [(kept, home) for kept in sessions if (home := homes.of(kept.frozen.session_id)) != task.number]
+    if 2 * len(foreign) > len(sessions):
+        raise PartitionsChanged(
+            f"Of {len(sessions)} sessions that were kept of partition {task.number}, {len(foreign)} would be in another"
+            f" one by the partitioner {homes.partitioner}: the producers use another. Set kafka.partitioner to theirs"
+            " (librdkafka's default is crc32; Java and aiokafka use murmur2) and start again. Until then nothing is"
+            " read, and the guard refuses every question."
+        )
+    topic = task.topics[0]
+    return [
+        Stray(kept.frozen.session_id, home, Source(topic, task.number, kept.positions.get(topic, 0)))
+        for kept, home in foreign
+    ]
 
 
 def lost_range(tp: TopicPartition, first: int, after: int) -> str:

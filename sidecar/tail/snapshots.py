@@ -16,7 +16,19 @@ from msgspec import Raw, Struct
 from sidecar.engine.state import Frozen
 from sidecar.observe.logs import get_logger
 from sidecar.tail.clients import close_consumer, open_consumer
-from sidecar.tail.envelope import BASE_KEY, MARKER_KEY, Codec, Kept, Marker, origin_of, packed, part_key, session_key
+from sidecar.tail.envelope import (
+    BASE_KEY,
+    MARKER_KEY,
+    Codec,
+    Kept,
+    Layout,
+    Marker,
+    layout_of,
+    origin_of,
+    packed,
+    part_key,
+    session_key,
+)
 from sidecar.tail.gather import Gathering, Restored, SnapshotError
 from sidecar.tail.messages import MAX_MESSAGE, Message
 
@@ -29,6 +41,7 @@ __all__ = [
     "SnapshotWriter",
     "ends_of",
     "origin_of",
+    "read_layout",
     "read_snapshots",
     "written_since",
 ]
@@ -58,6 +71,7 @@ class SnapshotWriter:
         next_number: from what was restored (`Restored.next_number`, `SnapshotError.next_number`).
         limit: the most bytes that key and value of a record may have, or a broker would not take it.
         parts: from what was restored (`Restored.parts`).
+        layout: how many partitions the topics have, and the partitioner; it is kept with every round.
     """
 
     def __init__(
@@ -68,7 +82,9 @@ class SnapshotWriter:
         next_number: int = 1,
         limit: int = MAX_MESSAGE,
         parts: Mapping[str, int] | None = None,
+        layout: Layout | None = None,
     ) -> None:
+        self._layout = layout or Layout()
         self._topic = topic
         self._partition = partition
         self._codec = Codec(origin)
@@ -115,7 +131,7 @@ class SnapshotWriter:
                 yield self._message(session_key(session_id), None)
                 yield from self._fewer_parts(session_id, 0)
         count = sessions - len(self._unwritten)
-        yield self._message(MARKER_KEY, self._codec.marker(self._take_number(), raw, count))
+        yield self._message(MARKER_KEY, self._codec.marker(self._take_number(), raw, count, self._layout))
 
     def decided(self, sessions: Iterable[Frozen], positions: Mapping[str, int]) -> list[Message]:
         """Return the records of sessions that have to be written with the outputs of what was decided in them.
@@ -235,6 +251,54 @@ async def read_snapshots(
     return restored
 
 
+class _LastMarker:
+    """Keep the last marker of a snapshot partition, and nothing else of it."""
+
+    def __init__(self) -> None:
+        self.value: bytes | None = None
+        self.records = 0
+        self.size = 0
+
+    def add(self, key: bytes | None, value: bytes | None, offset: int) -> None:
+        self.records += 1
+        if key == MARKER_KEY:
+            self.value = value
+
+
+async def read_layout(
+    options: Mapping[str, Any], topic: str, partition: int, *, stall: float = 90.0
+) -> tuple[int, Layout] | None:
+    """Read where sessions' records were when a partition was kept last; None: it never was.
+
+    Args:
+        options: client options, from `clients.reach`.
+        topic: the snapshot topic.
+        partition: which.
+        stall: seconds without progress after which it is given up.
+
+    Returns:
+        The origin of the marker, and its layout.
+
+    Raises:
+        KafkaError: it could not be read.
+        TimeoutError: it could not be read to the end.
+    """
+    last = _LastMarker()
+    consumer = await open_consumer(
+        options,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        isolation_level="read_committed",
+        fetch_max_wait_ms=_POLL_MS,
+        max_partition_fetch_bytes=_PARTITION_BYTES,
+    )
+    try:
+        await _read(consumer, TopicPartition(topic, partition), last, stall, None)
+    finally:
+        await close_consumer(consumer)
+    return layout_of(last.value) if last.value is not None else None
+
+
 async def ends_of(options: Mapping[str, Any], topic: str, partitions: Sequence[int]) -> dict[int, int]:
     """Return where snapshot partitions end, with what is in transactions whose markers have not been written yet.
 
@@ -295,7 +359,7 @@ async def written_since(options: Mapping[str, Any], topic: str, partition: int, 
 async def _read(
     consumer: AIOKafkaConsumer,
     tp: TopicPartition,
-    gathering: Gathering,
+    gathering: Gathering | _LastMarker,
     stall: float,
     on_progress: Callable[[Progress], None] | None,
 ) -> None:

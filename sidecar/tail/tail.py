@@ -5,17 +5,16 @@
 import asyncio
 import contextlib
 import gc
-import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, ProducerFenced
-from aiokafka.structs import OffsetAndMetadata
 
 from sidecar.config import Settings
 from sidecar.engine.fold import Outcome
+from sidecar.observe.ending import Ending
 from sidecar.observe.health import Health
 from sidecar.observe.logs import get_logger
 from sidecar.observe.metrics import Metrics
@@ -29,19 +28,30 @@ from sidecar.tail.clients import (
     open_transactional,
     reach,
 )
-from sidecar.tail.errors import TailError
+from sidecar.tail.ending import ended_within
+from sidecar.tail.errors import PartitionsChanged, TailError
 from sidecar.tail.fetching import lighten
+from sidecar.tail.inputs import Inputs
+from sidecar.tail.layout import check_counts, layout_today
 from sidecar.tail.live import Applied, LiveSessions
 from sidecar.tail.loop import Loop
 from sidecar.tail.outputs import AtLeastOnce, Offsets, Outputs
 from sidecar.tail.report import Report
-from sidecar.tail.topics import create_missing
+from sidecar.tail.topics import check_room, create_missing
 from sidecar.tail.transactions import Transactions
 
 log = get_logger(__name__)
 
 STOP_TIMEOUT = 15.0
 """Seconds in which the last outputs have to be delivered and committed when the tail is stopped."""
+
+SHUTDOWN_TIMEOUT = 22.0
+"""Seconds in which all of it has ended once it is to stop; what has not is named, and left behind."""
+
+_CANCEL_WITHIN = 3.0
+_COUNT_EVERY = 1.0
+_COUNTS_IN_STALENESS = 4
+"""How often the partitions are counted at least in the time after which what is known counts as lagging."""
 
 _FIRST_BACKOFF, _LAST_BACKOFF = 0.5, 15.0
 _WATCH_EVERY = 0.5
@@ -82,7 +92,10 @@ class Tail:
         self._running = False
         self._partitions: Mapping[str, int] = {}
         self._options: Mapping[str, Any] = {}
-        self._consumer: AIOKafkaConsumer | None = None
+        self._consumer: Inputs | None = None
+        self._refusal: PartitionsChanged | None = None
+        self._unfinished: list[str] = []
+        self._stop_by = float("inf")
         self._outputs: Outputs | None = None
         self._loop: Loop | None = None
         # One for all clients to come, because it remembers which partitions were ours.
@@ -90,12 +103,16 @@ class Tail:
         if advertise:
             self._assignor.advertise(advertise)
         self._applied = Applied()
+        self._counted = float("-inf")
         self.sessions = LiveSessions(
             tasks=lambda: self._loop.tasks if self._loop is not None else None,
-            partitions=lambda: self._partitions.get(settings.topics.events, 0),
             owner_of=self._assignor.owner_of,
             applied=self._applied,
             max_staleness=settings.guard.max_staleness,
+            homes=lambda: self._loop.homes if self._loop is not None else None,
+            counted=lambda: self._counted,
+            refusal=lambda: str(self._refusal) if self._refusal is not None else None,
+            on_conflict=self._report.conflict,
         )
         """The live sessions, for the guard."""
         metrics.declare_topics(settings.topics.inputs)
@@ -114,6 +131,7 @@ class Tail:
         options = await reach(self._settings, self._startup_timeout)
         topics = await create_missing(self._settings, options=options, within=self._startup_timeout)
         self._partitions = {spec.name: spec.partitions for spec in (*topics.created, *topics.existing)}
+        check_room(self._settings, self._partitions)
         try:
             if self._settings.tail.guarantee == "exactly_once":
                 # Only to see whether it can be had: better known now than with the first partition.
@@ -131,31 +149,42 @@ class Tail:
             signals: end cleanly on SIGTERM and SIGINT, too.
 
         Raises:
-            TailError: it cannot start, or something came up that trying again does not mend.
+            TailError: it cannot start, something came up that trying again does not mend, or it did not end in time.
         """
         self._running = True
-        watching = asyncio.create_task(self._watch())
+        watching = [asyncio.create_task(self._watch()), asyncio.create_task(self._count())]
         try:
-            with _rare_collections(), _signals(self.request_stop) if signals else contextlib.nullcontext():
+            with _rare_collections(), Ending() if signals else contextlib.nullcontext() as ending:
+                if ending is not None:
+                    ending.attend(self.request_stop)
                 if self._consumer is None:
                     await self._unless_stopped(self.start())
                 await self._run()
         finally:
             try:
-                watching.cancel()
-                await asyncio.wait((watching,))
-                await self._close()
+                self._stop_by = min(self._stop_by, time.monotonic() + SHUTDOWN_TIMEOUT)
+                for task in watching:
+                    task.cancel()
+                await asyncio.wait(watching, timeout=_CANCEL_WITHIN)
+                await self._end("closing the Kafka clients", self._close())
             finally:
                 self._running = False
                 self._ended.set()
+        if self._unfinished:
+            raise TailError(
+                f"It was stopped before it could finish. Not finished: {'; '.join(self._unfinished)}. Nothing is lost:"
+                " what was not committed is read and written again after the next start."
+            )
 
     def request_stop(self) -> None:
         """Begin to stop: what is being worked on is delivered and committed, then `run` returns."""
+        if not self._stopping.is_set():
+            self._stop_by = time.monotonic() + SHUTDOWN_TIMEOUT
         self._stopping.set()
 
     async def stop(self) -> None:
-        """Stop, and wait until all is delivered, committed and closed."""
-        self._stopping.set()
+        """Stop, and wait until all is delivered, committed and closed, or the time for it is over."""
+        self.request_stop()
         if self._running:
             await self._ended.wait()
         else:
@@ -172,11 +201,15 @@ class Tail:
                     await self._unless_stopped(self._reopen())
                 if not self._stopping.is_set():
                     await self._run_loop()
+            except PartitionsChanged as error:
+                await self._refuse(error)
             except (KafkaError, TailError, OSError) as error:
                 # A broker that is away is no reason to end once we have started; what cannot mend is.
                 if isinstance(error, TailError) and self._consumer is not None:
                     raise
                 log.error("the Kafka clients failed; opening new ones", error=repr(error), in_seconds=backoff)
+                if self._stopping.is_set():
+                    self._unfinished.append("delivering and committing the last outputs")
                 if not isinstance(error, ProducerFenced):  # which is an answer
                     self._report.broker(False)
                 await self._close()
@@ -215,17 +248,19 @@ class Tail:
                     " they will be written again after the next start",
                     seconds=STOP_TIMEOUT,
                 )
-                working.cancel()
-                await asyncio.wait((working,))
+                self._unfinished.append("delivering and committing the last outputs")
+                if not await ended_within(working, _CANCEL_WITHIN):
+                    self._unfinished.append("the loop, which does not end when it is cancelled")
                 return
             working.result()
         except BaseException:
             self._report.revoked([task.number for task in self._loop.tasks])
             raise
         finally:
-            for task in (working, stopping, stalled):
+            for task in (stopping, stalled):
                 task.cancel()
-            await asyncio.wait((working, stopping, stalled))
+            if not await ended_within(working, _CANCEL_WITHIN):
+                log.error("the loop does not end when it is cancelled; it is left behind")
             self._loop = None
 
     async def _unless_stopped(self, opening: Coroutine[Any, Any, None]) -> None:
@@ -235,9 +270,33 @@ class Tail:
             if work.done():
                 work.result()
         finally:
-            work.cancel()
             stopping.cancel()
-            await asyncio.wait((work, stopping))
+            if not await ended_within(work, _CANCEL_WITHIN):
+                self._unfinished.append("opening the Kafka clients, which does not end when it is cancelled")
+
+    async def _refuse(self, error: PartitionsChanged) -> None:
+        """Answer nobody and read nothing until the tail is stopped; then say why once more.
+
+        The process stays, because its readiness, its metrics and its guard say what is the matter.
+        """
+        self._refusal = error
+        log.error("partitions have changed; nothing is read and every question is refused", reason=str(error))
+        self._report.refusing(str(error))
+        await self._end("closing the Kafka clients", self._close())
+        await self._stopping.wait()
+        raise error
+
+    async def _end(self, what: str, ending: Coroutine[Any, Any, None]) -> None:
+        """Do something that ends, within the time there is for that once the tail is to stop."""
+        task = asyncio.create_task(ending)
+        while not task.done():
+            left = self._stop_by - time.monotonic()
+            if left <= 0:
+                self._unfinished.append(what)
+                await ended_within(task, 0.5)
+                return
+            await asyncio.wait((task,), timeout=min(left, 1.0))
+        task.result()
 
     async def _reopen(self) -> None:
         await self._open(await reach(self._settings, _LAST_BACKOFF))
@@ -245,7 +304,8 @@ class Tail:
     async def _open(self, options: Mapping[str, Any]) -> None:
         tail = self._settings.tail
         self._options = options
-        consumer = self._consumer = await open_consumer(
+        self._counted = float("-inf")
+        members = await open_consumer(
             options,
             group_id=tail.group_id,
             group_instance_id=tail.group_instance_id,
@@ -264,8 +324,19 @@ class Tail:
             # Long enough to deliver what is under way; the member that leaves or dies is not waited for.
             rebalance_timeout_ms=_REBALANCE_TIMEOUT_MS,
         )
-
-        if not lighten(consumer):
+        try:
+            notes = await open_consumer(
+                options,
+                enable_auto_commit=False,
+                auto_offset_reset="none",
+                isolation_level="read_committed",
+                fetch_max_wait_ms=round(tail.fetch_max_wait * 1000),
+            )
+        except BaseException:
+            await close_consumer(members)
+            raise
+        consumer = self._consumer = Inputs(members, notes, self._settings.topics.misplaced)
+        if not lighten(members):
             log.info("this version of aiokafka is read the slower way")
 
         if tail.guarantee == "exactly_once":
@@ -281,7 +352,7 @@ class Tail:
             return await open_producer(options)
 
         async def commit(offsets: Offsets) -> None:
-            await consumer.commit({tp: OffsetAndMetadata(offset, "") for tp, offset in offsets.items()})
+            await consumer.commit(offsets)
 
         self._outputs = AtLeastOnce(producer, commit, tail.max_buffered)
 
@@ -289,7 +360,7 @@ class Tail:
         outputs, self._outputs = self._outputs, None
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await close_consumer(consumer)
+            await asyncio.gather(close_consumer(consumer.members), close_consumer(consumer.notes))
         if outputs is not None:
             await outputs.close()
 
@@ -315,7 +386,29 @@ class Tail:
             if now - heard > self._settings.health.stall_after:
                 self._stalled.set()
 
-    async def _answers(self, consumer: AIOKafkaConsumer) -> bool:
+    async def _count(self) -> None:
+        """See, beside the loop, whether the topics still have as many partitions as at the start.
+
+        Producers that know of new partitions write to them before the group assigns them to anybody; and a session
+        that has moved is known in full by nobody.
+        """
+        while True:
+            consumer = self._consumer
+            if consumer is not None and self._partitions:
+                before = layout_today(self._settings, self._partitions).counts
+                asked = time.monotonic()
+                try:
+                    check_counts(before, await consumer.counts(before), "at the start")
+                    self._counted = asked
+                except PartitionsChanged as error:
+                    self._refusal = error  # at once: the loop may be busy for a while
+                    if self._loop is not None:
+                        self._loop.refuse(error)
+                except (KafkaError, TimeoutError, OSError) as error:
+                    log.debug("whether the topics have grown could not be seen", error=repr(error))
+            await asyncio.sleep(min(_COUNT_EVERY, self._settings.guard.max_staleness / _COUNTS_IN_STALENESS))
+
+    async def _answers(self, consumer: Inputs) -> bool:
         """Ask the group's coordinator; for when there are no partitions whose fetches would tell."""
         topic = self._settings.topics.events
         with contextlib.suppress(TimeoutError, KafkaError, OSError):
@@ -333,15 +426,3 @@ def _rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

@@ -12,17 +12,21 @@ from msgspec import Struct, field
 from sidecar.engine.fold import Arrival, Engine, Outcome
 from sidecar.engine.limits import Limits
 from sidecar.engine.state import Frozen
-from sidecar.protocol.decode import Unreadable, decode
 from sidecar.protocol.outputs import DeadLetter, Finding
-from sidecar.protocol.records import Hole
+from sidecar.tail.decoding import Decoder, Refused
 from sidecar.tail.fetching import Fetched
-from sidecar.tail.messages import dead_letter
+from sidecar.tail.homes import Homes
+from sidecar.tail.misplaced import Stray
 
 _offset_of = attrgetter("offset")
 _timestamp_of = attrgetter("timestamp")
 _record_of = itemgetter(0)
 
 _PATIENCE = 1.0
+_FEWEST, _FIRST, _MOST = 16, 1000, 5000
+"""How many records of a topic are folded at once: at least, at first, at most."""
+_QUICK, _SLOW = 0.01, 0.04
+"""Seconds that folding them should take, so that the event loop goes on and agents get their answers meanwhile."""
 
 
 class Folded(Struct):
@@ -38,6 +42,10 @@ class Folded(Struct):
     seconds: float
     """How long the engine took."""
     batches: dict[str, Sequence[Fetched]] = field(default_factory=dict)
+    strays: list[Stray] = field(default_factory=list)
+    """Sessions with records that are in another partition than theirs."""
+    misplaced: Counter[str] = field(default_factory=Counter)
+    """Such records by topic; they are among the letters."""
 
     def timestamp(self, finding: Finding) -> int | None:
         """Return the timestamp (ms) of the record that decided a finding, if it came with this batch."""
@@ -106,10 +114,28 @@ class Task:
         number: the partition number.
         topics: the input topics.
         limits: the engine's.
+        homes: knows which sessions' records belong here; None: all do.
+        notes: which of the topics tells of misplaced records.
     """
 
-    def __init__(self, number: int, topics: Sequence[str], limits: Limits) -> None:
+    def __init__(
+        self,
+        number: int,
+        topics: Sequence[str],
+        limits: Limits,
+        homes: Homes | None = None,
+        notes: str | None = None,
+    ) -> None:
         self.number = number
+        self._homes = homes
+        self._decoder = Decoder(number, homes, notes)
+        self._most = _FIRST
+        self.doubted: dict[str, str] = {}
+        """Sessions that must be refused from now on, by id, and why; the loop sees to it."""
+        self.split: set[str] = set()
+        """Sessions of this partition that another task of this replica knows, and that were refused for it."""
+        self.strangers: list[Stray] = []
+        """Sessions that were kept here by an older version though another partition is theirs."""
         self.topics = tuple(topics)
         self.engine = Engine(limits)
         self.clock = Clock()
@@ -190,19 +216,22 @@ class Task:
             self._blocked_since, self._blockers = None, frozenset()
 
     def fold(self, behind: Collection[str], now: float) -> Folded | None:
-        """Decode and fold what may be folded of what was fetched; None: nothing.
+        """Decode and fold some of what may be folded of what was fetched; None: nothing may.
+
+        How much it is follows from how long the last ones took.
 
         Args:
             behind: the topics of which there is more than has been fetched.
             now: the time (`time.monotonic`).
         """
-        letters: list[DeadLetter] = []
+        refused = Refused()
         kinds: dict[str, Counter[type]] = {}
         batches: dict[str, Sequence[Fetched]] = {}
         runs: list[tuple[list[Arrival], Sequence[Fetched]]] = []
-        for topic, count in self._foldable(behind, now).items():
+        started = monotonic()
+        for topic, count in self._slice(self._foldable(behind, now)).items():
             batch = self._queues[topic].take(count)
-            arrivals, placed = _decoded(batch, letters)
+            arrivals, placed = self._decoder.decode(topic, batch, refused)
             batches[topic] = batch
             runs.append((arrivals, placed))
             kinds[topic] = Counter(map(type, map(_record_of, arrivals)))
@@ -216,15 +245,39 @@ class Task:
         if self._ahead:
             arrivals = [arrival for arrival in arrivals if not self._known(arrival)]
         outcome = self.engine.fold(arrivals, self.clock.now)
+        self._adapt(monotonic() - started, max(map(len, batches.values())))
         return Folded(
             outcome=outcome,
-            letters=letters,
+            letters=[*refused.letters, *outcome.letters],
+            strays=list(refused.strays.values()),
+            misplaced=refused.misplaced,
             kinds=kinds,
             silent=self.silent,
             begun=now,
             seconds=monotonic() - decoded,
             batches=batches,
         )
+
+    def _slice(self, counts: dict[str, int]) -> dict[str, int]:
+        """Return how many of those that may be folded are folded now; topics stay side by side in time."""
+        most, queues = self._most, self._queues
+        ends = {topic: queues[topic].records[most - 1].timestamp for topic, count in counts.items() if count > most}
+        if not ends:
+            return counts
+        end = min(ends.values())
+        for topic, count in counts.items():
+            # Where timestamps go back, a topic that ends the slice could come to nothing: it is not cut further.
+            if ends.get(topic) == end:
+                counts[topic] = most
+            else:
+                counts[topic] = min(most, bisect_right(queues[topic].records, end, 0, count, key=_timestamp_of))
+        return {topic: count for topic, count in counts.items() if count}
+
+    def _adapt(self, seconds: float, count: int) -> None:
+        if seconds > _SLOW:
+            self._most = max(_FEWEST, min(self._most, count) // 2)
+        elif seconds < _QUICK and count >= self._most:
+            self._most = min(_MOST, 2 * self._most)
 
     def _known(self, arrival: Arrival) -> bool:
         """Return whether a record is in its session's kept state already."""
@@ -321,29 +374,6 @@ class Task:
     def seconds(self) -> float:
         """Return how long ago the task was assigned."""
         return monotonic() - self._started
-
-
-def _decoded(batch: Sequence[Fetched], letters: list[DeadLetter]) -> tuple[list[Arrival], Sequence[Fetched]]:
-    """Decode a batch; what cannot be read becomes a dead letter and, where it takes a position, a hole.
-
-    Returns:
-        The arrivals, and the message of each.
-    """
-    read = decode
-    arrivals: list[Arrival] = []
-    dropped: set[int] = set()
-    append = arrivals.append
-    for message in batch:
-        try:
-            record, digest = read(message.value)
-        except Unreadable as bad:
-            letters.append(dead_letter(message, bad))
-            if bad.session_id is None or bad.seq is None:
-                dropped.add(message.offset)
-                continue
-            record, digest = Hole(session_id=bad.session_id, seq=bad.seq), 0
-        append((record, digest, message))
-    return arrivals, [message for message in batch if message.offset not in dropped] if dropped else batch
 
 
 def _merged(runs: Iterable[tuple[list[Arrival], Sequence[Fetched]]]) -> list[Arrival]:

@@ -64,7 +64,7 @@ async def create_missing(
         partitions: how many partitions; by default the setting `topics.partitions`.
         only: the roles to look at; by default those that `run` needs.
         party: who looks, and needs what the ACLs of this party say; a topic that it does not need may be missing.
-        equal: the topics that must have equally many partitions; by default the tail's inputs.
+        equal: the topics that must have equally many partitions; by default those that a task of the tail reads.
         within: seconds in which a broker must answer.
         options: client options, where a broker has been reached already.
 
@@ -78,7 +78,7 @@ async def create_missing(
         specs = [spec for spec in plan(settings, partitions) if spec.role in only]
         needed = on_topics(settings, party)
         found = await _partition_counts(admin, settings, specs, needed)
-        names = settings.topics.inputs if equal is None else equal
+        names = settings.topics.followed if equal is None else equal
         specs = _with_actual_partitions(specs, names, found)
         missing = [spec for spec in specs if spec.name not in found]
         result = Created(existing=[spec for spec in specs if spec.name in found])
@@ -142,6 +142,17 @@ def check_equal(names: Sequence[str], counts: Mapping[str, int]) -> None:
         raise TailError(
             "These topics must have equally many partitions, because every record of a session has to reach one"
             f" consumer: {listed}. Recreate one of them, or name others in the section `topics`."
+        )
+
+
+def check_room(settings: Settings, counts: Mapping[str, int]) -> None:
+    """Raise TailError if the snapshot topic has no partition for some partition of the inputs."""
+    kept, inputs = settings.topics.snapshots, settings.topics.events
+    if counts[kept] < counts[inputs]:
+        raise TailError(
+            f"The topic {kept} has {counts[kept]} partitions and {inputs} has {counts[inputs]}: the state of the others"
+            f" cannot be kept. Give {kept} as many (kafka-topics.sh --alter --topic {kept} --partitions"
+            f" {counts[inputs]})."
         )
 
 

@@ -45,7 +45,10 @@ _TAKEN = re.compile(r'^sidecar_fleet_records_total\{topic="[^"]*findings"\} (\S+
 def settings_for(bootstrap: str, partitions: int, store: str, folder: str) -> Settings:
     """Return settings with topics of their own, and everything else as it comes."""
     name = f"bench{secrets.token_hex(4)}."
-    roles = ("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots")
+    roles = (
+        *("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots"),
+        *("misplaced", "decisions"),
+    )
     return Settings.load(
         None,
         kafka={"bootstrap_servers": bootstrap},

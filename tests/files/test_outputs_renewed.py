@@ -81,7 +81,7 @@ def test_a_stalled_reader_and_sigterm(tmp_path: Path) -> None:
         time.sleep(1.0)
         assert process.poll() is None  # it waits for its reader
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=3) == -signal.SIGTERM
+        assert process.wait(timeout=3) == 128 + signal.SIGTERM
     finally:
         process.kill()
         process.wait()

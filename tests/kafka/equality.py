@@ -79,7 +79,8 @@ async def _committed(settings: Settings, topic: str) -> list[dict[str, Any]]:
 def undisturbed(settings: Settings) -> Settings:
     """Return settings for another run on the same input, with a group and output topics of its own."""
     names, tail = settings.topics, settings.tail
-    own = {role: f"{getattr(names, role)}-calm" for role in ("findings", "halts", "sessions", "dlq", "snapshots")}
+    roles = ("findings", "halts", "sessions", "dlq", "snapshots", "misplaced")
+    own = {role: f"{getattr(names, role)}-calm" for role in roles}
     return settings.model_copy(
         update={
             "topics": names.model_copy(update=own),

@@ -50,15 +50,16 @@ async def test_topics_emit_and_run_on_the_embedded_broker(
 
 async def _tour(bootstrap: str, unique: str, tmp_path: Path, guarantee: str) -> None:
     names = ("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "snapshots", "alerts")
+    names += ("misplaced", "decisions")
     environment = {f"SIDECAR_TOPICS__{name.upper()}": f"{unique}{name}" for name in names}
     environment |= {"SIDECAR_KAFKA__BOOTSTRAP_SERVERS": bootstrap, "SIDECAR_TAIL__SESSION_TIMEOUT": "7"}
     environment["SIDECAR_FLEET__GROUP_ID"] = f"{unique}fleet"
     case = CASES / "merged-approval-rollback.jsonl"
 
     status, out, err = await sidecar(environment, "topics", "--create", "--partitions", "2")
-    assert (status, out.count("created")) == (0, 11), err
+    assert (status, out.count("created")) == (0, 13), err
     status, out, err = await sidecar(environment, "topics", "--create")
-    assert (status, out.count("exists")) == (0, 11), err
+    assert (status, out.count("exists")) == (0, 13), err
     status, _, err = await sidecar(environment, "emit", str(case))
     assert status == 0 and "9 " not in err.partition("published")[0]
     status, _, err = await sidecar(environment, "emit", "-", stdin=b"no record\n")

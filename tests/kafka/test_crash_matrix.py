@@ -245,7 +245,7 @@ def undisturbed_by(settings: Settings) -> Settings:
     topics = settings.topics.model_copy(
         update={
             role: f"{getattr(settings.topics, role)}.undisturbed"
-            for role in ("findings", "halts", "sessions", "dlq", "snapshots")
+            for role in ("findings", "halts", "sessions", "dlq", "snapshots", "misplaced")
         }
     )
     tail = settings.tail.model_copy(

@@ -138,7 +138,7 @@ async def test_nothing_is_answered_for_once_the_broker_is_away(unique: str) -> N
         WITHOUT_TRANSACTIONS.add(broker.bootstrap)
         settings = settings_for(broker.bootstrap, unique)
         settings = settings.model_copy(update={"guard": GuardSettings(max_staleness=1.0)})
-        async with running(settings) as (tail, _, _):
+        async with running(settings, ends_well=False) as (tail, _, _):
             await send(settings, [EDGE])
             await until(lambda: (engine := tail.sessions.find("s").engine) and "s" in engine)
             for _ in range(20):

@@ -74,12 +74,13 @@ async def test_missing_topics_are_created_with_their_policies(kafka: KafkaBroker
     settings = settings_for(kafka.bootstrap, unique)
     done = await create_missing(settings)
     assert [spec.role for spec in done.created] == [
-        *("events", "compactions", "findings", "halts", "sessions", "dlq", "snapshots", "halt_acks")
+        *("events", "compactions", "findings", "halts", "sessions", "dlq", "snapshots"),
+        *("misplaced", "decisions", "halt_acks"),
     ]
     counts = await topic_counts(kafka.bootstrap)
     assert {counts[spec.name] for spec in done.created} == {settings.topics.partitions}
     again = await create_missing(settings)
-    assert again.created == [] and len(again.existing) == 8
+    assert again.created == [] and len(again.existing) == 10
 
 
 async def test_what_is_missing_gets_as_many_partitions_as_the_input_that_exists(
@@ -95,7 +96,7 @@ async def test_what_is_missing_gets_as_many_partitions_as_the_input_that_exists(
 async def test_two_replicas_that_create_at_once_agree(kafka: KafkaBroker, unique: str) -> None:
     settings = settings_for(kafka.bootstrap, unique)
     first, second = await asyncio.gather(create_missing(settings), create_missing(settings))
-    assert len(first.created) + len(second.created) == 8
+    assert len(first.created) + len(second.created) == 10
 
 
 async def test_missing_topics_are_named_where_they_must_not_be_created(kafka: KafkaBroker, unique: str) -> None:
@@ -213,7 +214,8 @@ async def test_a_broker_that_forbids_says_which_permission_is_missing(
     }
     bob = settings_for(address, unique, kafka=login, guarantee="at_least_once")
     names = bob.topics
-    inputs, outputs = names.inputs, (names.findings, names.halts, names.sessions, names.dlq, names.snapshots)
+    inputs, state = names.inputs, (names.snapshots, names.misplaced)
+    outputs = (names.findings, names.halts, names.sessions, names.dlq, names.decisions, *state)
 
     async def said() -> str:
         tail, _, _ = new_tail(bob)
@@ -222,7 +224,7 @@ async def test_a_broker_that_forbids_says_which_permission_is_missing(
         return str(caught.value)
 
     hidden = await said()
-    wanted = f"READ on {', '.join(inputs)}; WRITE on {', '.join(outputs[:-1])}; READ and WRITE on {names.snapshots};"
+    wanted = f"READ on {', '.join(inputs)}; WRITE on {', '.join(outputs[:-2])}; READ and WRITE on {', '.join(state)};"
     assert f"User:bob the ACLs {wanted} and CREATE" in hidden
     for name in (*inputs, *outputs):
         await grant(broker.bootstrap, TOPIC, name, DESCRIBE)
@@ -236,7 +238,7 @@ async def test_a_broker_that_forbids_says_which_permission_is_missing(
     assert f"grant User:bob the ACL READ on {names.snapshots}" in await said()
     await grant(broker.bootstrap, TOPIC, names.snapshots, READ)
     assert f"User:bob the ACL READ on {names.events}, {names.compactions}" in await said()
-    for name in inputs:
+    for name in names.followed:
         await grant(broker.bootstrap, TOPIC, name, READ)
     await send(open_settings, case_lines())
     assert re.search(rf"write to the topic {unique}\w+: grant its principal the ACL WRITE", await said())

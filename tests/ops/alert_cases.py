@@ -705,6 +705,55 @@ DEAD_LETTERS = (
     Case("no sidecar is scraped", "DeadLettersGrowing", "absent", {'up{job="else"}': (still(20, 1),)}, {15: None}),
 )
 
+
+def _misplaced(instance: str = "a:9464") -> str:
+    return f"sidecar_misplaced_records_total{{{_labels(instance=instance, topic='agent.events')}}}"
+
+
+SPLIT = f"sidecar_sessions_in_two_partitions_total{{{_labels()}}}"
+CHANGED = f"sidecar_partitions_changed{{{_labels()}}}"
+
+
+def _elsewhere(count: int) -> Fires:
+    return Fires(f"Records in another partition than their session's, or partitions that changed: {count}.")
+
+
+MISPLACED = (
+    Case(
+        "every record is at home",
+        "RecordsMisplaced",
+        "quiet",
+        {_misplaced(): (still(30, 0),), SPLIT: (still(30, 0),), CHANGED: (still(30, 0),)},
+        {5: None, 29: None},
+    ),
+    Case(
+        "one record of another partitioner",
+        "RecordsMisplaced",
+        "firing",
+        {_misplaced(): (still(5, 0), still(60, 1)), SPLIT: (still(65, 0),), CHANGED: (still(65, 0),)},
+        {4: None, 8: _elsewhere(1), 14: _elsewhere(1), 40: None},
+    ),
+    Case(
+        "topics have grown",
+        "RecordsMisplaced",
+        "recovering",
+        {_misplaced(): (still(90, 0),), SPLIT: (still(90, 0),), CHANGED: (still(5, 0), still(30, 1), still(55, 0))},
+        {4: None, 8: _elsewhere(1), 34: _elsewhere(1), 60: None},
+    ),
+    Case(
+        "a counter that begins again at zero and stays there",
+        "RecordsMisplaced",
+        "reset",
+        {
+            _misplaced(): (still(10, 500), still(1, MISSING), still(30, 0)),
+            SPLIT: (still(10, 0), still(1, MISSING), still(30, 0)),
+            CHANGED: (still(10, 0), still(1, MISSING), still(30, 0)),
+        },
+        {10: None, 12: None, 25: None},
+    ),
+    Case("no sidecar is scraped", "RecordsMisplaced", "absent", {'up{job="else"}': (still(20, 1),)}, {15: None}),
+)
+
 KEPT_AT = f"sidecar_last_snapshot_timestamp_seconds{{{_labels()}}}"
 REFUSED = f"sidecar_snapshots_refused_total{{{_labels()}}}"
 TOO_LARGE = f"sidecar_snapshots_too_large_total{{{_labels()}}}"
@@ -785,6 +834,7 @@ CASES: tuple[Case, ...] = (
     *SIDECAR_DOWN,
     *SIDECAR_STALLED,
     *SIDECAR_LAGGING,
+    *MISPLACED,
     *DEAD_LETTERS,
     *SNAPSHOTS,
 )

@@ -35,7 +35,10 @@ PACE = 1 / 60
 
 T = TypeVar("T")
 
-TOPICS = ("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots")
+TOPICS = (
+    *("events", "compactions", "findings", "halts", "sessions", "halt_acks", "dlq", "alerts", "snapshots"),
+    *("misplaced", "decisions"),
+)
 
 
 @contextlib.contextmanager

@@ -247,6 +247,7 @@ def test_every_series_of_the_catalogue_is_on_a_dashboard() -> None:
         "sidecar_fleet_changelog_records_total": "its time is shown",
         "sidecar_fleet_peer_requests_total": "the board itself names who did not answer",
         "sidecar_fleet_broker_up": "its failed writes are shown",
+        "sidecar_partitions_changed": "an alert, readiness and every answer of the guard say so",
         "sidecar_fleet_last_progress_timestamp_seconds": "alerted to",
     }
     assert set(SERIES) - shown == set(told_otherwise)

@@ -359,6 +359,7 @@ def test_asyncapi_names_and_partitions() -> None:
         "send_halts": "send",
         "send_sessions": "send",
         "send_dlq": "send",
+        "send_decisions": "send",
         "send_alerts": "send",
     }
     assert all(f"| `{rule}` |" in document["info"]["description"] for rule in CATALOGUE)
