@@ -274,7 +274,7 @@ def watch(
     async def work(serving: _Serving) -> int:
         sessions = LiveFiles(settings.guard.max_staleness)
         if serving.guard is not None:
-            serving.guard.serve(sessions)
+            serving.guard.serve(sessions, None)
         return await run_watch(
             paths,
             state_dir=settings.watch.state_dir,
@@ -359,7 +359,7 @@ def run(
         note = guard.note if guard is not None else None
         tail = Tail(settings, serving.metrics, serving.health, note, advertise=serving.url)
         if guard is not None:
-            guard.serve(tail.sessions)
+            guard.serve(tail.sessions, None)
 
         async def stopping() -> None:
             await serving.stop.wait()

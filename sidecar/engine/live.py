@@ -34,3 +34,9 @@ class Sessions(Protocol):
     async def moved(self) -> None:
         """Wait until something more has been applied, in any session; never returns at once twice in a row."""
         ...
+
+
+class DecisionLog(Protocol):
+    """Write down a permission before it is given."""
+
+    async def write(self, session_id: str, value: bytes) -> None: ...
