@@ -129,8 +129,7 @@ def _as_known_to(tenants: Tenants, engine: Engine, session_id: str) -> Engine:
     if tenants is None:
         return engine
     session = engine.look(session_id)
-    owner: str | None = getattr(session, "tenant", None)
-    return engine if owner is not None and owner in tenants else _NOTHING
+    return engine if session is not None and session.tenant in tenants else _NOTHING
 
 
 _NOTHING = Engine()

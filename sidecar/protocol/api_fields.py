@@ -15,7 +15,6 @@ API_FIELDS: dict[str, str] = {
     "unread": "Whether a record of the session could not be read and its position is unknown: it may have been a "
     "revocation. A `reconcile` with a `seq`, or a verified checkpoint, clears it.",
     "deps": "The references that the next turn needs.",
-    "replayed_to": "The log position up to which the agent has replayed the log on top of the checkpoint; null: none.",
     "GcRequest.node_ids": "The nodes that are to be reclaimed.",
     "kind": "May be left out; `summary`.",
     # every answer
