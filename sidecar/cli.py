@@ -744,6 +744,7 @@ def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, 
     from sidecar.guard.access import Access
     from sidecar.guard.api import GuardApi
     from sidecar.guard.tls import tls_context
+    from sidecar.observe.connections import ConnectionLimits
     from sidecar.observe.health import Health
     from sidecar.observe.http import HttpServer, ServeError
     from sidecar.observe.logs import get_logger
@@ -759,7 +760,9 @@ def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, 
             ready_lag=given.ready_lag,
         )
         tls = tls_context(settings.guard)
-        server = HttpServer(settings.http.host, settings.http.port, metrics, health, tls=tls)
+        http = settings.http
+        limits = ConnectionLimits(http.max_connections, http.max_connections_per_peer)
+        server = HttpServer(http.host, http.port, metrics, health, tls=tls, limits=limits)
         guard = GuardApi(settings.guard, Access.of(settings), metrics) if settings.guard.enabled else None
         if guard is not None:
             guard.mount(server)

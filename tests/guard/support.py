@@ -18,6 +18,7 @@ from sidecar.engine.live import Standing
 from sidecar.guard.access import Access
 from sidecar.guard.api import GuardApi
 from sidecar.guard.tls import tls_context
+from sidecar.observe.connections import ConnectionLimits
 from sidecar.observe.health import Health
 from sidecar.observe.http import HttpServer
 from sidecar.observe.metrics import Metrics
@@ -160,12 +161,13 @@ async def guarded(
     access: Access | None = None,
     host: str = "127.0.0.1",
     log: MemoryDecisions | None = None,
+    limits: ConnectionLimits | None = None,
     **settings: Any,
 ) -> AsyncIterator[Guarded]:
     """Serve a guard."""
     given = GuardSettings(**settings)
     metrics = Metrics(broker=False)
-    server = HttpServer(host, 0, metrics, Health(0.0), tls=tls_context(given))
+    server = HttpServer(host, 0, metrics, Health(0.0), tls=tls_context(given), limits=limits)
     guard = GuardApi(given, access or Access(hosts=LOOPBACK), metrics)
     guard.mount(server)
     sessions = sessions or FakeSessions()
