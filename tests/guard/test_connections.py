@@ -197,9 +197,9 @@ async def test_a_handshake_that_never_begins_is_not_waited_for(
     async with guarded(await ready(), limits=ConnectionLimits(20, 20), **given) as g, held(g.server.port, 100):
         assert count(g) <= 20
         connector = aiohttp.TCPConnector(ssl=certificates.client())
-        async with aiohttp.ClientSession(connector=connector) as client:
-            async with client.get(f"https://localhost:{g.server.port}/healthz") as response:
-                assert response.status in (200, 503)
+        url = f"https://localhost:{g.server.port}/healthz"
+        async with aiohttp.ClientSession(connector=connector) as client, client.get(url) as response:
+            assert response.status in (200, 503)
         await until(lambda: count(g) == 0)
     assert "Traceback" not in logged.getvalue()
 
@@ -247,7 +247,7 @@ async def test_where_open_files_run_out_nothing_spins_and_who_asks_is_answered(t
                 break
             await asyncio.sleep(0.05)
         pid = w.process.pid
-        most = len([*Path(f"/proc/{pid}/fd").iterdir()]) + 12
+        most = _open_files(pid) + 12
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
         before = w.log.read_text().count("\n")
         async with held(port, 100):
@@ -260,6 +260,10 @@ async def test_where_open_files_run_out_nothing_spins_and_who_asks_is_answered(t
         lines = w.log.read_text().splitlines()[before:]
         assert 1 <= len([line for line in lines if "connections" in line]) <= 2, lines
         assert len(lines) < 10 and not any("Traceback" in line for line in lines), lines
+
+
+def _open_files(pid: int) -> int:
+    return len([*Path(f"/proc/{pid}/fd").iterdir()])
 
 
 def _worked(pid: int) -> float:
