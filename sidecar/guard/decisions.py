@@ -88,8 +88,9 @@ class Recorder:
                 "(guard.decision_timeout), so it is not given. Ask again; if it stays so, tell the operator."
             ) from None
         except Exception as error:  # whatever it is: what is not written is not permitted
-            said = f": {error}" if isinstance(error, OSError | RuntimeError) else ""  # others may quote the session
-            self._tell(f"{type(error).__name__}{said}")
+            # What was not made to be read, a fault of ours, may quote the session.
+            ours = isinstance(error, OSError | RuntimeError) or type(error).__module__.startswith("sidecar.")
+            self._tell(f"{type(error).__name__}: {error}" if ours else type(error).__name__)
             raise NotRecorded(
                 "The permission could not be written to the log of decisions, so it is not given. Ask again; if it "
                 "stays so, tell the operator: the guard's log says why."
