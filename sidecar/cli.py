@@ -297,10 +297,12 @@ def watch(
     absent = [path for path in paths if not Path(path).exists()]
     get_logger("sidecar").info("following", paths=list(paths), waiting_for=absent)
 
+    recorded = settings.guard.enabled and settings.guard.decisions == "required"
+
     async def work(serving: _Serving) -> int:
         sessions = LiveFiles(settings.guard.max_staleness)
         if serving.guard is not None:
-            serving.guard.serve(sessions)
+            serving.guard.serve(sessions, sessions if recorded else None)
         return await run_watch(
             paths,
             state_dir=settings.watch.state_dir,
@@ -315,7 +317,7 @@ def watch(
             health=serving.health,
             sessions=sessions,
             on_outcome=serving.guard.note if serving.guard is not None else None,
-            decisions_file=settings.watch.decisions if serving.guard is not None else None,
+            decisions_file=settings.watch.decisions if recorded else None,
             idle_after=settings.session.idle_after,
             ttl=settings.session.ttl,
         )
@@ -369,6 +371,7 @@ def run(
       sidecar run --bootstrap-servers kafka-1:9092,kafka-2:9092
       SIDECAR_KAFKA__SECURITY_PROTOCOL=SASL_SSL … sidecar --config sidecar.yaml run
     """
+    from sidecar.tail.decisions import Decisions
     from sidecar.tail.errors import TailError
     from sidecar.tail.reset import reset as start_over
     from sidecar.tail.tail import Tail
@@ -381,6 +384,7 @@ def run(
         tail__group_id=group_id,
         tail__guarantee=guarantee,
     )
+    recorded = settings.guard.enabled and settings.guard.decisions == "required"
 
     async def work(serving: _Serving) -> int:
         if reset:
@@ -388,8 +392,9 @@ def run(
         guard = serving.guard
         note = guard.note if guard is not None else None
         tail = Tail(settings, serving.metrics, serving.health, note, advertise=serving.url)
+        decisions = Decisions(settings, settings.guard.decision_timeout) if recorded else None
         if guard is not None:
-            guard.serve(tail.sessions)
+            guard.serve(tail.sessions, decisions)
 
         async def stopping() -> None:
             await serving.stop.wait()
@@ -397,9 +402,18 @@ def run(
 
         waiting = asyncio.create_task(stopping())
         try:
+            if decisions is not None:
+                opening = asyncio.ensure_future(decisions.start())
+                await asyncio.wait((opening, waiting), return_when=asyncio.FIRST_COMPLETED)
+                if serving.stop.is_set():
+                    opening.cancel()
+                    return 0
+                await opening
             await tail.run()
         finally:
             waiting.cancel()
+            if decisions is not None:
+                await decisions.close()
         return 0
 
     try:
@@ -773,6 +787,7 @@ def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, 
     from sidecar.guard.access import Access
     from sidecar.guard.api import GuardApi
     from sidecar.guard.tls import tls_context
+    from sidecar.observe.connections import ConnectionLimits
     from sidecar.observe.ending import Ending
     from sidecar.observe.health import Health
     from sidecar.observe.http import HttpServer, ServeError
@@ -789,7 +804,9 @@ def _serve(settings: "Settings", work: Callable[[_Serving], Coroutine[Any, Any, 
             ready_lag=given.ready_lag,
         )
         tls = tls_context(settings.guard)
-        server = HttpServer(settings.http.host, settings.http.port, metrics, health, tls=tls)
+        http = settings.http
+        limits = ConnectionLimits(http.max_connections, http.max_connections_per_peer)
+        server = HttpServer(http.host, http.port, metrics, health, tls=tls, limits=limits)
         guard = GuardApi(settings.guard, Access.of(settings), metrics) if settings.guard.enabled else None
         if guard is not None:
             guard.mount(server)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,7 +19,8 @@ class GuardSettings(Section):
     )
     token_file: Path | None = Field(
         default=None,
-        description="File with the bearer tokens that may ask, one a line (two while one replaces the other); read "
+        description="File with the bearer tokens that may ask, one a line (two while one replaces the other), after it "
+        "`name=NAME` and `tenants=TENANT,TENANT` if it is to have a name or is for these tenants' sessions only; read "
         "again when it changes. Set: nobody asks without one.",
     )
     tls_certfile: Path | None = Field(
@@ -52,6 +54,23 @@ class GuardSettings(Section):
         ge=0.1,
         le=3600,
         description="Refused as lagging once a session's log has not been read to its end for so long.",
+    )
+    require_min_seq: bool = Field(
+        default=False,
+        description="Whether a question must name `min_seq`, the position of the asker's own last record; without it a "
+        "permission may be older than what the agent has just written.",
+    )
+    decisions: Literal["required", "off"] = Field(
+        default="required",
+        description="`required`: a permission is written to the log of decisions before it is given "
+        "(`topics.decisions`; of `watch` a file), and refused if it cannot be. `off`: nothing is written, and nobody "
+        "can compare the permissions that were given with the log.",
+    )
+    decision_timeout: Seconds = Field(
+        default=1.0,
+        ge=0.01,
+        le=60,
+        description="Longest time to write a permission down; then it is refused.",
     )
     recent_findings: Int = Field(
         default=2000, ge=0, le=1_000_000, description="Findings kept for `/v1/findings`, of all sessions."

@@ -271,17 +271,36 @@ class HttpSettings(Section):
         default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 or :: for all interfaces."
     )
     port: Int = Field(default=9464, ge=0, le=65535, description="Port to listen on; 0 takes any that is free.")
+    max_connections: Int = Field(
+        default=1024,
+        ge=16,
+        le=1_000_000,
+        description="Connections at the same time, and never more than half of the open files that the system allows. "
+        "For a further one the longest idle connection of the address with the most is closed.",
+    )
+    max_connections_per_peer: Int = Field(
+        default=512,
+        ge=8,
+        le=1_000_000,
+        description="Connections at the same time from one address (IPv6: from one /64 network).",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _address(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        match = _LISTEN.fullmatch(value)
-        host = match and (match["six"] or match["host"])
-        if not match or not host:
+        found = cls.split(value)
+        if found is None:
             raise ValueError(f"http (--http): {value!r} is not HOST:PORT")
-        return {"host": host, "port": match["port"]}
+        return found
+
+    @staticmethod
+    def split(address: str) -> dict[str, str] | None:
+        """Return an address, `HOST:PORT` or `[HOST]:PORT`, as the settings that it stands for; None: it is none."""
+        match = _LISTEN.fullmatch(address)
+        host = match and (match["six"] or match["host"])
+        return {"host": host, "port": match["port"]} if match and host else None
 
 
 class HealthSettings(Section):

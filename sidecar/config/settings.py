@@ -93,6 +93,9 @@ class Settings(BaseSettings):
         named = path if path is not None else os.environ.get(sources.FILE_VARIABLE)
         file = Path(named).expanduser() if named else None
         given = sources.nested(overrides)
+        if isinstance(address := given.get("http"), str):
+            # As a mapping, or the address would replace all of the section that other sources give.
+            given["http"] = HttpSettings.split(address) or address
         origins = sources.from_file(cls, file) if file else {}
         origins.update(sources.from_environment(cls, os.environ))
         origins.update(sources.from_command_line(cls, given))

@@ -17,6 +17,7 @@ from sidecar.fleet.board import Board
 from sidecar.fleet.errors import FleetError
 from sidecar.fleet.shard import ROLES, Shelf
 from sidecar.fleet.worker import FleetWorker
+from sidecar.observe.connections import ConnectionLimits
 from sidecar.observe.fleet import FleetMetrics
 from sidecar.observe.health import Health
 from sidecar.observe.http import HttpServer
@@ -71,7 +72,8 @@ async def serve(
     others = peers.Peers(tuned.ask_timeout, tuned.token_file, _peer_tls(settings), tuned.worker_hosts or ())
     board = Board(others, metrics)
     gate = Gate.of(settings)
-    server = HttpServer(host, port, metrics, health, tls=tls)
+    limits = ConnectionLimits(settings.http.max_connections, settings.http.max_connections_per_peer)
+    server = HttpServer(host, port, metrics, health, tls=tls, limits=limits)
     server.add_routes(web.routes(board, settings, gate=gate, acknowledge=board.acknowledge, edges=edges))
     server.add_routes(peers.routes(board.answer, gate))
     async with contextlib.AsyncExitStack() as stack:

@@ -15,24 +15,31 @@ from aiohttp import hdrs, web
 from sidecar.config import GuardSettings
 from sidecar.engine import ask
 from sidecar.engine.fold import Engine, Outcome
-from sidecar.engine.live import Sessions
+from sidecar.engine.live import DecisionLog, Sessions
 from sidecar.engine.rules import CATALOGUE
-from sidecar.guard.access import Access
+from sidecar.guard.access import Access, Caller, Denied
 from sidecar.guard.answers import Reply, refusal
-from sidecar.guard.questions import Invalid, Place, read_body, read_query, read_question
+from sidecar.guard.decisions import NotRecorded, Recorder, decision_of, still_holds
+from sidecar.guard.questions import Asked, Invalid, Place, read_body, read_query, read_question
 from sidecar.guard.recent import RecentFindings
 from sidecar.guard.waiting import Trouble, Waiting
 from sidecar.observe.http import HttpServer
 from sidecar.observe.logs import get_logger
 from sidecar.observe.metrics import Metrics
-from sidecar.protocol.api import Code
-from sidecar.protocol.openapi import ROUTES, Answer, Route, openapi
+from sidecar.protocol.api import Code, GcAnswer
+from sidecar.protocol.openapi import ROUTES, Answer, Route, openapi, refuses
 
 log = get_logger(__name__)
 
 PREFIX = "/v1/"
 RETRY_AFTER = "1"
 """After how many seconds to ask again: what passes passes soon, or not for long."""
+
+_UNKNOWN_SECONDS = 0.05
+"""How long whoever may ask about some tenants only waits to hear that a session is unknown: the same for one that there
+is not, and for one that is another tenant's and has to be looked up."""
+
+_UNKNOWN = frozenset(("unknown_session", "not_applied", "checkpoint"))
 
 
 class GuardApi:
@@ -50,6 +57,7 @@ class GuardApi:
         self._metrics = metrics
         self._waiting = Waiting(settings.max_wait)
         self._recent = RecentFindings(settings.recent_findings, settings.recent_per_session)
+        self._recorder = Recorder(required=settings.decisions == "required", timeout=settings.decision_timeout)
         self._document = openapi(CATALOGUE)
         self._busy = 0
 
@@ -59,8 +67,15 @@ class GuardApi:
         """Serve on an address, before that is started; until `serve` every question is refused."""
         server.mount(PREFIX, self.handle, [(route.method, route.path, route.title) for route in ROUTES])
 
-    def serve(self, sessions: Sessions) -> None:
-        """Answer for these sessions from now on."""
+    def serve(self, sessions: Sessions, decisions: DecisionLog | None) -> None:
+        """Answer for these sessions from now on.
+
+        Args:
+            sessions: finds them.
+            decisions: where permissions are written before they are given; None: nowhere, and unless the settings say
+                that they need not be written, none is given.
+        """
+        self._recorder.serve(decisions)
         self._waiting.serve(sessions)
 
     def close(self) -> None:
@@ -98,10 +113,10 @@ class GuardApi:
         return reply.response()
 
     async def _reply(self, request: web.Request, place: Place) -> Reply:
-        denied = self._access.denies(request)
-        if denied is not None:
-            challenge: dict[str, str] = {hdrs.WWW_AUTHENTICATE: denied.challenge} if denied.challenge else {}
-            return refusal(place.told, denied.status, "unauthorized", denied.detail, headers=challenge)
+        caller = self._access.admit(request)
+        if isinstance(caller, Denied):
+            challenge: dict[str, str] = {hdrs.WWW_AUTHENTICATE: caller.challenge} if caller.challenge else {}
+            return refusal(place.told, caller.status, "unauthorized", caller.detail, headers=challenge)
         route = place.route
         if not place.methods:
             return refusal(None, 404, "bad_request", "There is nothing at this address; see /v1/openapi.json.")
@@ -112,13 +127,22 @@ class GuardApi:
         if self._busy > self._settings.max_concurrent:
             detail = "Too many questions at the same time (guard.max_concurrent)."
             return refusal(route, 429, "overloaded", detail, headers={hdrs.RETRY_AFTER: RETRY_AFTER})
-        if route.question is None:
-            return self._look(route, place.ids(), request)
-        return await self._ask(route, request)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            if route.question is None:
+                reply = self._look(route, place.ids(), request, caller)
+            else:
+                reply = await self._ask(route, request, caller)
+        except Trouble as error:
+            reply = _troubled(route, request, error)
+        if caller.tenants is not None and not _UNKNOWN.isdisjoint(reply.outcome()[1]):
+            await asyncio.sleep(began + _UNKNOWN_SECONDS - clock())
+        return reply
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, route: Route, request: web.Request) -> Reply:
+    async def _ask(self, route: Route, request: web.Request, caller: Caller) -> Reply:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._settings.timeout
         body: bytes | None = None
@@ -128,28 +152,58 @@ class GuardApi:
                 body = await read_body(request, self._settings.max_body)
                 asked = read_question(route, body)
                 session_id = asked.question.session_id
-                engine = await self._waiting.find_applied(session_id, asked.position)
+                if self._settings.require_min_seq and not asked.min_seq:
+                    raise Invalid(400, _MIN_SEQ)
+                engine = await self._waiting.find_applied(session_id, asked.position, caller.tenants)
                 answer = _ASK[route.name](engine, asked.question)
+                if self._recorder.required:
+                    answer = await self._recorded(route, asked, answer, caller)
             if clock() > deadline:
                 raise TimeoutError
         except TimeoutError:
             if body is None:
                 return refusal(route, 408, "timed_out", "The question did not arrive in time (guard.timeout).")
             return refusal(route, 200, "timed_out", "Not answered in time (guard.timeout).", session_id=session_id)
+        except NotRecorded as error:
+            again: dict[str, str] = {hdrs.RETRY_AFTER: RETRY_AFTER}
+            return refusal(route, 503, "not_recorded", error.detail, session_id=session_id, headers=again)
         except Trouble as error:
             return _troubled(route, request, error, session_id)
         return Reply(200, answer)
 
+    async def _recorded(self, route: Route, asked: Asked, answer: Answer, caller: Caller) -> Answer:
+        """Write down what an answer permits, and return the answer that is true after that.
+
+        Raises:
+            NotRecorded: it cannot be written, or is no longer what would be permitted.
+            Trouble: the session can no longer be answered for.
+        """
+        decision = decision_of(asked, answer, caller.name)
+        if decision is None:
+            return answer
+        await self._recorder.write(decision)
+        # Meanwhile a revocation may have come. What was written stays: the log of decisions holds more than was given.
+        engine = self._waiting.find(asked.question.session_id, caller.tenants)
+        now = _ASK[route.name](engine, asked.question)
+        if refuses(now) and not (isinstance(now, GcAnswer) and now.reclaimable):
+            return now
+        if not still_holds(answer, now):
+            raise NotRecorded("The session has changed while the permission was being written down. Ask again.")
+        return now
+
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    def _look(self, route: Route, ids: list[str], request: web.Request) -> Reply:
+    def _look(self, route: Route, ids: list[str], request: web.Request, caller: Caller) -> Reply:
         shown: Any
         if route.name == "session":
-            shown = ask.view(self._waiting.look(ids[0]), ids[0])
+            shown = ask.view(self._waiting.look(ids[0], caller.tenants), ids[0])
         elif route.name == "checkpoint":
-            shown = ask.view_checkpoint(self._waiting.look(ids[0]), ids[0], ids[1])
+            shown = ask.view_checkpoint(self._waiting.look(ids[0], caller.tenants), ids[0], ids[1])
         elif route.name == "findings":
-            shown = self._findings(*read_query(request.rel_url.raw_query_string))
+            session_id, limit = read_query(request.rel_url.raw_query_string)
+            if session_id is None and caller.tenants is not None:
+                return refusal(route, 403, "unauthorized", _NAME_A_SESSION)
+            shown = self._findings(session_id, limit, caller)
         elif route.name == "rule":
             shown = ask.view_rule(ids[0])
         else:
@@ -159,10 +213,12 @@ class GuardApi:
             return refusal(route, 404, code, detail)
         return Reply(200, shown)
 
-    def _findings(self, session_id: str | None, limit: int) -> Any:
+    def _findings(self, session_id: str | None, limit: int, caller: Caller) -> Any:
         if session_id is not None:
-            engine = self._waiting.look(session_id)
-            if not self._recent.has(session_id) and ask.applied(engine, session_id) is None:
+            engine = self._waiting.look(session_id, caller.tenants)
+            # What is still told of a session that is forgotten is for those who may hear of all sessions.
+            told = caller.tenants is None and self._recent.has(session_id)
+            if not told and ask.applied(engine, session_id) is None:
                 return None
         return self._recent.view(session_id, limit)
 
@@ -173,6 +229,11 @@ _ASK: dict[str, Callable[[Engine, Any], Answer]] = {
     "commit": ask.commit,
     "gc": ask.gc,
 }
+_MIN_SEQ = (
+    "`min_seq` is needed here (guard.require_min_seq), from 1: name the position of the last record that you have "
+    "published in this session."
+)
+_NAME_A_SESSION = "This token is for the sessions of some tenants: name one of them (`session`)."
 _NOT_FOUND: dict[str, tuple[Code, str]] = {
     "session": ("unknown_session", "No record of this session has been read."),
     "checkpoint": ("checkpoint", "The session, or its checkpoint, is not known."),

@@ -1,5 +1,6 @@
 """What comes in: the address, the body, and the question in it; what cannot be read says why."""
 
+import json
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -29,10 +30,11 @@ class Invalid(Exception):
 
 
 class Asked(Struct):
-    """Hold a question, and up to where the log has to be known to answer it (None: as it is)."""
+    """Hold a question, the `min_seq` that it gives, and up to where the log has to be known (None: as it is)."""
 
     question: Question
     position: int | None
+    min_seq: int | None = None
 
 
 # --- where ------------------------------------------------------------------------------------------------------------
@@ -159,15 +161,19 @@ def read_question(route: Route, body: bytes) -> Asked:
     decoder = _DECODERS.get(route.name)
     try:
         if decoder is None:
-            return _proposal(body)
-        question: Any = decoder.decode(body)
+            asked = _proposal(body)
+        else:
+            question: Any = decoder.decode(body)
+            asked = Asked(question, question.min_seq, question.min_seq)
+        # After the decoder, which refuses what is no JSON: this one takes more, such as NaN.
+        json.loads(body, object_pairs_hook=_unambiguous)
+        return asked
     except msgspec.ValidationError as error:
         raise Invalid(400, str(error)) from None
     except (msgspec.DecodeError, UnicodeError) as error:
         raise Invalid(400, f"not JSON: {error}") from None
     except RecursionError:
         raise Invalid(400, "nested too deeply") from None
-    return Asked(question, question.min_seq)
 
 
 _DECODERS = {
@@ -197,4 +203,14 @@ def _proposal(body: bytes) -> Asked:
         raise Invalid(400, "a number is outside of what the protocol allows") from None
     assert isinstance(record, Summary)
     needed = commit_needs(record)
-    return Asked(record, min_seq if needed is None else max(needed, min_seq or 0))
+    return Asked(record, min_seq if needed is None else max(needed, min_seq or 0), min_seq)
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse an object that says the same thing twice: another reader may take the other one."""
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            shown = key if len(key) <= 100 else f"{key[:100]}…"
+            raise Invalid(400, f"`{shown}` is given twice in one object: what is meant cannot be told")
+        seen.add(key)

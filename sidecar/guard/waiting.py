@@ -11,6 +11,9 @@ from sidecar.protocol.api import Code
 PASSING: frozenset[Code] = frozenset(("restoring", "lagging"))
 """The troubles that may be over in a moment."""
 
+Tenants = frozenset[str] | None
+"""Whose sessions somebody may ask about; None: all sessions."""
+
 _LOOK_AGAIN = 0.1
 """Seconds after which to look again though nothing was applied: it may have caught up, or be about to stop."""
 
@@ -46,8 +49,12 @@ class Waiting:
         """Answer no more; whoever waits is told so soon."""
         self._closed = True
 
-    def find(self, session_id: str) -> Engine:
+    def find(self, session_id: str, tenants: Tenants = None) -> Engine:
         """Return the engine that can answer for a session as it is.
+
+        Args:
+            session_id: the session.
+            tenants: of whom it has to be, for whoever asks; where it is another's, it is unknown to the engine.
 
         Raises:
             Trouble: there is none.
@@ -55,10 +62,14 @@ class Waiting:
         standing = self._standing(session_id)
         if standing.trouble is not None or standing.engine is None:
             raise _trouble(standing)
-        return standing.engine
+        return _as_known_to(tenants, standing.engine, session_id)
 
-    def look(self, session_id: str) -> Engine:
+    def look(self, session_id: str, tenants: Tenants = None) -> Engine:
         """Return the engine to look at a session in; one that lags shows how far it has got.
+
+        Args:
+            session_id: the session.
+            tenants: as in `find`.
 
         Raises:
             Trouble: there is none.
@@ -66,14 +77,15 @@ class Waiting:
         standing = self._standing(session_id)
         if standing.trouble not in (None, "lagging") or standing.engine is None:
             raise _trouble(standing)
-        return standing.engine
+        return _as_known_to(tenants, standing.engine, session_id)
 
-    async def find_applied(self, session_id: str, position: int | None) -> Engine:
+    async def find_applied(self, session_id: str, position: int | None, tenants: Tenants = None) -> Engine:
         """Return the engine that can answer for a session, once the log has been applied up to a position.
 
         Args:
             session_id: the session.
             position: up to where; None: as it is, without waiting.
+            tenants: as in `find`.
 
         Raises:
             Trouble: there is none, or it did not get there in time.
@@ -81,7 +93,7 @@ class Waiting:
         deadline = asyncio.get_running_loop().time() + self._most
         while True:
             try:
-                engine = self.find(session_id)
+                engine = self.find(session_id, tenants)
                 if position is None:
                     return engine
                 applied = ask.applied(engine, session_id)
@@ -112,6 +124,17 @@ class Waiting:
         return True
 
 
+def _as_known_to(tenants: Tenants, engine: Engine, session_id: str) -> Engine:
+    """Return the engine, or one that knows nothing, from which the answer is exactly that about an unknown session."""
+    if tenants is None:
+        return engine
+    session = engine.look(session_id)
+    return engine if session is not None and session.tenant in tenants else _NOTHING
+
+
+_NOTHING = Engine()
+
+
 def _trouble(standing: Standing) -> Trouble:
     code = standing.trouble or "unavailable"
     return Trouble(code, standing.detail or _DETAILS.get(code, code), owner=standing.owner)
@@ -119,15 +142,21 @@ def _trouble(standing: Standing) -> Trouble:
 
 def _not_applied(position: int, applied: int | None) -> Trouble:
     if applied is None:
-        detail = f"No record of the session has been applied, and the question needs those up to {position}."
+        detail = (
+            f"No record of the session has been applied, and the question needs those up to {position}. Publish them, "
+            "or look whether the session id is the one that they are published under."
+        )
     else:
-        detail = f"The log has been applied up to {applied}, and the question needs it up to {position}."
+        detail = (
+            f"The log has been applied up to {applied}, and the question needs it up to {position}: the record at "
+            f"position {applied + 1} has not come. Ask again once it has been published."
+        )
     return Trouble("not_applied", detail, position=applied)
 
 
 _DETAILS: dict[str, str] = {
-    "restoring": "The session's state is being restored.",
-    "lagging": "There is more to read, and what has been read is too old.",
-    "not_owned": "Another replica has the session.",
-    "unavailable": "The guard is stopping, or has not started.",
+    "restoring": "The session's state is being restored. Ask again in a moment; /readyz says when it is there.",
+    "lagging": "There is more to read, and what has been read is too old. Ask again in a moment.",
+    "not_owned": "Another replica has the session. Ask the one that `owner` names, or the others if it names none.",
+    "unavailable": "The guard is stopping, or has not started. Ask another replica, or ask again in a moment.",
 }

@@ -1,5 +1,6 @@
 """The HTTP server: metrics and health, and whatever else is to be served on the same address."""
 
+import asyncio
 import errno
 import logging
 import ssl
@@ -13,17 +14,21 @@ from aiohttp.abc import AbstractView
 from aiohttp.http import HttpProcessingError
 from aiohttp.log import server_logger
 
+from sidecar.observe.connections import ConnectionLimits, Listener
 from sidecar.observe.health import Health, Verdict
+from sidecar.observe.logs import get_logger
+
+log = get_logger(__name__)
 
 _SHUTDOWN_SECONDS = 2.0
+_STOP_SECONDS = 3 * _SHUTDOWN_SECONDS
+"""How long ending may take in all; aiohttp waits twice for what is under way."""
+
 _IDLE_SECONDS = 75.0
-"""How long a connection may go without a whole request: a header that never ends is not waited for either."""
+"""How long a connection may be kept between two requests."""
 
 _LINGER_SECONDS = 1.0
 """How long the rest of a body is read that nobody wants, so that its sender gets to read the answer."""
-
-_BACKLOG = 1024
-"""How many connections may come at once before some have to try again, which takes a second."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -58,6 +63,7 @@ class HttpServer:
         health: what `/healthz` and `/readyz` show.
         clock: the clock that `health` is told the time by.
         tls: the TLS to serve with; None: none.
+        limits: how many connections there may be.
     """
 
     def __init__(
@@ -69,8 +75,10 @@ class HttpServer:
         *,
         clock: Callable[[], float] = time.monotonic,
         tls: ssl.SSLContext | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         self.app = web.Application()
+        self._limits = limits or ConnectionLimits()
         self._tls = tls
         self._mounted: list[str] = []
         self._host = host
@@ -79,6 +87,7 @@ class HttpServer:
         self._health = health
         self._clock = clock
         self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
         self.add_routes(
             [
                 web.get("/", self._index),
@@ -126,8 +135,10 @@ class HttpServer:
             logger=_Log(server_logger),
         )
         await runner.setup()
+        assert runner.server is not None
+        listener = Listener(runner.server, self._limits, self._tls)
         try:
-            await web.TCPSite(runner, self._host, self._port, ssl_context=self._tls, backlog=_BACKLOG).start()
+            await listener.start(self._host, self._port)
         except OSError as error:
             await runner.cleanup()
             taken = error.errno == errno.EADDRINUSE
@@ -136,19 +147,28 @@ class HttpServer:
                 f"cannot serve on {_join(self._host, self._port)}: {reason}; "
                 "choose another address with --http HOST:PORT (http.host, http.port)"
             ) from None
-        self._runner = runner
+        self._runner, self._listener = runner, listener
 
     async def stop(self) -> None:
-        """End: finish the requests under way, and listen no more."""
-        if self._runner is not None:
-            runner, self._runner = self._runner, None
-            await runner.cleanup()
+        """End: listen no more, finish the requests under way, and after some seconds end also what is not finished."""
+        if self._runner is None or self._listener is None:
+            return
+        runner, self._runner = self._runner, None
+        listener, self._listener = self._listener, None
+        listener.stop()
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await runner.cleanup()
+        except TimeoutError:
+            log.warning("requests were not finished in time, and are ended", seconds=_STOP_SECONDS)
+        finally:
+            listener.abort()
 
     @property
     def address(self) -> str:
         """Return HOST:PORT as listened on (before the start: as configured)."""
-        if self._runner is not None and self._runner.addresses:
-            return _join(self._host, self._runner.addresses[0][1])
+        if self._listener is not None:
+            return _join(self._host, self._listener.addresses[0][1])
         return _join(self._host, self._port)
 
     @property

@@ -33,13 +33,16 @@ Code = Literal[
     "not_owned",
     "overloaded",
     "timed_out",
+    "not_recorded",
     "bad_request",
     "unauthorized",
     "unavailable",
 ]
 """Why something is refused: `rule` and the three after it are verdicts, `restoring` and after the guard's own state."""
 
-TRANSIENT: frozenset[str] = frozenset(("restoring", "lagging", "not_applied", "overloaded", "timed_out", "unavailable"))
+TRANSIENT: frozenset[str] = frozenset(
+    ("restoring", "lagging", "not_applied", "overloaded", "timed_out", "not_recorded", "unavailable")
+)
 """The codes that asking again a little later may do away with."""
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from sidecar.protocol.outputs import Alert, DeadLetter, Finding, Halt, HaltAck, SessionRecord
+from sidecar.protocol.outputs import Alert, DeadLetter, Decision, Finding, Halt, HaltAck, SessionRecord
 from sidecar.protocol.records import COMPACTIONS, EVENTS, Opaque
 from sidecar.protocol.schema import VERSION, definitions
 
@@ -132,6 +132,7 @@ CHANNELS: tuple[Channel, ...] = (
         key=_SESSION,
         cleanup="delete",
         action="send",
+        messages=(Decision,),
         retention_ms=30 * 24 * 3600 * 1000,
     ),
     Channel(

@@ -76,6 +76,7 @@ _ASKING = {
     413: "The question is too large (`guard.max_body`).",
     415: "The question is not `application/json`, or is compressed.",
     421: "Another replica has the session; `owner` and `Location` name it where it is known.",
+    503: "The permission could not be written to the log of decisions, and is not given.",
 }
 _LOOKING = {
     400: "A name or a number in the address cannot be read.",

@@ -138,6 +138,30 @@ class DeadLetter(Struct, kw_only=True):
     detected_at: datetime | UnsetType = UNSET
 
 
+class Decision(Struct, kw_only=True):
+    """State a permission that the guard was about to give; written before the answer goes out.
+
+    Not every decision reached whoever asked: the guard looks at the session again after writing, and refuses if the
+    permission no longer holds. So the decisions are all permissions given, and some that were not.
+    """
+
+    decision_id: str
+    question: Literal["authorize", "resume", "commit", "gc"]
+    session_id: str
+    position: int
+    decided_at: datetime
+    min_seq: int | None = None
+    action_id: str | None = None
+    checkpoint_id: str | None = None
+    deps: list[str] = []
+    replayed_to: int | None = None
+    node_ids: list[str] = []
+    generation: int | None = None
+    edges: list[tuple[str, str]] = []
+    checkpoint_in_force: str | None = None
+    asked_by: str | None = None
+
+
 class HaltAck(Struct, kw_only=True):
     """State that somebody has taken a halt in hand (input: `agent.halt_acks`)."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sidecar.protocol.fields import DEFAULTS, FIELDS
-from sidecar.protocol.outputs import Alert, DeadLetter, Finding, Halt, HaltAck, SessionRecord
+from sidecar.protocol.outputs import Alert, DeadLetter, Decision, Finding, Halt, HaltAck, SessionRecord
 from sidecar.protocol.records import COMPACTIONS, EVENTS, KINDS, Opaque, Record
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -35,8 +35,8 @@ def json_schema(rules: Iterable[str]) -> dict[str, Any]:
         "$schema": DIALECT,
         "$id": f"urn:frontier-sidecar:protocol:{VERSION}",
         "title": f"Record protocol, version {VERSION}",
-        "description": "An input record. The outputs are `Finding`, `Halt`, `SessionRecord`, `DeadLetter` and "
-        "`Alert` under `$defs`; `HaltAck` is read from its own topic. " + _COMMON,
+        "description": "An input record. The outputs are `Finding`, `Halt`, `SessionRecord`, `DeadLetter`, "
+        "`Alert` and `Decision` under `$defs`; `HaltAck` is read from its own topic. " + _COMMON,
         "$ref": "#/$defs/Record",
         "$defs": definitions(rules, "#/$defs/"),
     }
@@ -51,7 +51,7 @@ def definitions(rules: Iterable[str], prefix: str) -> dict[str, Any]:
         rules: the names of the rules.
         prefix: what stands before a type's name in a `$ref`.
     """
-    types = (*EVENTS, Opaque, *COMPACTIONS, Finding, Halt, SessionRecord, DeadLetter, Alert, HaltAck)
+    types = (*EVENTS, Opaque, *COMPACTIONS, Finding, Halt, SessionRecord, DeadLetter, Alert, Decision, HaltAck)
     _, made = msgspec.json.schema_components(types, ref_template=prefix + "{name}")
     for kind, cls in KINDS.items():
         _complete_record(made[cls.__name__], {"const": kind}, kind)
@@ -59,7 +59,8 @@ def definitions(rules: Iterable[str], prefix: str) -> dict[str, Any]:
             made[cls.__name__]["description"] += " " + note
     _complete_record(made["Opaque"], {"type": "string", "not": {"enum": sorted(KINDS)}}, "opaque")
     nested = ("CheckpointState", "Survival", "Subject", "Source")
-    for name in ("Retention", "Finding", "Halt", "SessionRecord", "DeadLetter", "Alert", "HaltAck", *nested):
+    outputs = ("Finding", "Halt", "SessionRecord", "DeadLetter", "Alert", "Decision", "HaltAck")
+    for name in ("Retention", *outputs, *nested):
         _describe(made[name]["properties"], name.lower())
     for cls in COMPACTIONS:
         _place_without_seq(made[cls.__name__])

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from sidecar.config import GuardSettings
@@ -17,10 +18,12 @@ from sidecar.engine.live import Standing
 from sidecar.guard.access import Access
 from sidecar.guard.api import GuardApi
 from sidecar.guard.tls import tls_context
+from sidecar.observe.connections import ConnectionLimits
 from sidecar.observe.health import Health
 from sidecar.observe.http import HttpServer
 from sidecar.observe.metrics import Metrics
 from sidecar.protocol.decode import decode
+from sidecar.protocol.outputs import Decision
 
 LOOPBACK = frozenset({"127.0.0.1"})
 
@@ -79,6 +82,31 @@ class Answer(NamedTuple):
     headers: dict[str, str]
 
 
+class MemoryDecisions:
+    """A log of decisions in memory, one that takes its time, fails or hangs if it is told to."""
+
+    def __init__(self) -> None:
+        self.written: list[Decision] = []
+        self.error: BaseException | None = None
+        self.during: Callable[[], Any] = lambda: None
+        self.pause = 0.0
+        self.writing = self.most = 0
+
+    async def write(self, session_id: str, value: bytes) -> None:
+        self.writing += 1
+        self.most = max(self.most, self.writing)
+        try:
+            self.during()
+            await asyncio.sleep(self.pause)
+            if self.error is not None:
+                raise self.error
+            decision = msgspec.json.decode(value, type=Decision)
+            assert decision.session_id == session_id
+            self.written.append(decision)
+        finally:
+            self.writing -= 1
+
+
 class Guarded:
     """A guard that is being served, and a client for it."""
 
@@ -89,7 +117,9 @@ class Guarded:
         metrics: Metrics,
         sessions: FakeSessions,
         client: aiohttp.ClientSession,
+        decisions: MemoryDecisions,
     ) -> None:
+        self.decisions = decisions
         self.server, self.guard, self.metrics, self.sessions, self.client = server, guard, metrics, sessions, client
 
     async def ask(self, path: str, body: Any, **options: Any) -> Answer:
@@ -130,20 +160,23 @@ async def guarded(
     sessions: FakeSessions | None = None,
     access: Access | None = None,
     host: str = "127.0.0.1",
+    log: MemoryDecisions | None = None,
+    limits: ConnectionLimits | None = None,
     **settings: Any,
 ) -> AsyncIterator[Guarded]:
     """Serve a guard."""
     given = GuardSettings(**settings)
     metrics = Metrics(broker=False)
-    server = HttpServer(host, 0, metrics, Health(0.0), tls=tls_context(given))
+    server = HttpServer(host, 0, metrics, Health(0.0), tls=tls_context(given), limits=limits)
     guard = GuardApi(given, access or Access(hosts=LOOPBACK), metrics)
     guard.mount(server)
     sessions = sessions or FakeSessions()
-    guard.serve(sessions)
+    decisions = log or MemoryDecisions()
+    guard.serve(sessions, decisions)
     await server.start()
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-            yield Guarded(server, guard, metrics, sessions, client)
+            yield Guarded(server, guard, metrics, sessions, client, decisions)
     finally:
         guard.close()
         await server.stop()
