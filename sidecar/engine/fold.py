@@ -14,11 +14,10 @@ from sidecar.engine.frontier import distrust
 from sidecar.engine.limits import Limits
 from sidecar.engine.missing import mark_missing
 from sidecar.engine.sequence import JUDGES, Located, Sequencer, source_of
-from sidecar.engine.state import Frozen, Session, decode_head, decode_session, encode_session
+from sidecar.engine.standings import Standings
+from sidecar.engine.state import Frozen, Session, decode_fate, decode_head, decode_session, encode_session
 from sidecar.engine.status import (
-    DEGRADED,
-    LASTING,
-    STATUSES,
+    REFUSED,
     conclude,
     describe,
     must_refuse,
@@ -71,16 +70,11 @@ class Engine:
         self.counters = Counters()
         self._sessions: dict[str, Session] = {}
         self._frozen: dict[str, Frozen] = {}
-        self._counts = dict.fromkeys(STATUSES, 0)
-        self._open = 0
+        self._standings = Standings()
         self._ctx = Context(self.limits)
         self._sequencer = Sequencer(self._ctx, self.counters)
         self._touched: dict[str, Session] = {}
         self._changed: list[str] = []
-        # The degraded sessions, and how far each was when that was last told.
-        self._unwell: dict[str, int] = {}
-        # The sessions with a status that is counted how long it lasts, and since when whoever asks has seen it.
-        self._lasting: dict[str, tuple[str, float | None]] = {}
 
     # --- folding ----------------------------------------------------------------------------------
 
@@ -212,28 +206,19 @@ class Engine:
 
     def status_counts(self) -> dict[str, int]:
         """Return how many sessions have each status."""
-        return dict(self._counts)
+        return dict(self._standings.counts)
 
     def open_halts(self) -> int:
         """Return how many halts are open in all sessions."""
-        return self._open
+        return self._standings.open_halts
 
     def ages(self, now: float) -> dict[str, list[float]]:
-        """Return for how many seconds sessions have had each of the statuses `LASTING`, as whoever asks has seen it.
+        """Return for how many seconds sessions have had each of the statuses `LASTING`; see `Standings.ages`."""
+        return self._standings.ages(now, self._sessions)
 
-        What is stale and asleep is left out: nobody acts there, and a session that has ended stays stale for ever.
-
-        Args:
-            now: on any clock, but always the same.
-        """
-        found: dict[str, list[float]] = {}
-        for session_id, (status, since) in self._lasting.items():
-            if since is None:
-                since = now
-                self._lasting[session_id] = (status, now)
-            if status != "stale" or session_id in self._sessions:
-                found.setdefault(status, []).append(now - since)
-        return found
+    def ids(self) -> list[str]:
+        """Return all sessions, also those of which nothing but records without a position was read."""
+        return [*self._sessions, *self._frozen]
 
     def __contains__(self, session_id: str) -> bool:
         return session_id in self._sessions or session_id in self._frozen
@@ -272,15 +257,15 @@ class Engine:
             session = self.look(session_id)
             if session is not None:
                 found.append(describe(session))
-                self._mark(session_id, session.status, session.applied)
+                self._standings.reported(session_id, session.status, session.applied)
         self._ctx.news.clear()
         return found
 
     def stir(self) -> None:
         """Let the next news include the degraded sessions whose logs went on since they were last told."""
-        for session_id, told in self._unwell.items():
+        for session_id, reported in self._standings.degraded():
             session = self._sessions.get(session_id)
-            if session is not None and session.applied != told:
+            if session is not None and session.applied != reported:
                 self._ctx.news[session_id] = None
 
     def freeze(self, session_id: str) -> Frozen:
@@ -302,10 +287,8 @@ class Engine:
         if session_id in self._sessions or session_id in self._frozen:
             self._forget(session_id)
         self._frozen[session_id] = msgspec.structs.replace(frozen, seen=now)
-        if frozen.status:
-            self._counts[frozen.status] += 1
-            self._mark(session_id, frozen.status, 0)
-        self._open += frozen.open_halts
+        self._standings.change(session_id, "", frozen.status)
+        self._standings.open_halts += frozen.open_halts
         if frozen.waiting:
             session = self._thaw(session_id)
             session.order.since = now
@@ -334,16 +317,16 @@ class Engine:
         """
         bound = now - ttl
         waiting = self._sequencer.waits.sessions
-        idle = [s.session_id for s in self._sessions.values() if s.seen < bound and s.session_id not in waiting]
-        idle += [f.session_id for f in self._frozen.values() if f.seen < bound]
-        gone = []
-        for session_id in idle:
-            session = self._sessions.get(session_id) or self._thaw(session_id)
-            if must_refuse(session):
-                self._reduce(session)
-            else:
-                self._forget(session_id)
-                gone.append(session_id)
+        awake = [s for s in self._sessions.values() if s.seen < bound and s.session_id not in waiting]
+        asleep = [f for f in self._frozen.values() if f.seen < bound]
+        kept = [s for s in awake if must_refuse(s)] + [self._thaw(f.session_id) for f in asleep if _must_refuse(f)]
+        for session in kept:
+            self._reduce(session)
+        stay = {session.session_id for session in kept}
+        idle = [*(s.session_id for s in awake), *(f.session_id for f in asleep)]
+        gone = [session_id for session_id in idle if session_id not in stay]
+        for session_id in gone:
+            self._forget(session_id)
         self._outcome()
         return gone
 
@@ -373,10 +356,8 @@ class Engine:
         for raw in dumped:
             session = _thawed(raw)
             engine._sessions[session.session_id] = session
-            if session.status:
-                engine._counts[session.status] += 1
-                engine._mark(session.session_id, session.status, 0)
-            engine._open += len(session.halts or ())
+            engine._standings.change(session.session_id, "", session.status)
+            engine._standings.open_halts += len(session.halts or ())
             engine._sequencer.waits.attend(session)
             if session.changed:
                 engine._changed.append(session.session_id)
@@ -424,30 +405,17 @@ class Engine:
 
     def _forget(self, session_id: str) -> None:
         session, frozen = self._sessions.pop(session_id, None), self._frozen.pop(session_id, None)
-        status = session.status if session is not None else frozen.status if frozen is not None else ""
-        if status:
-            self._counts[status] -= 1
         if session is not None:
-            self._open -= len(session.halts or ())
+            self._standings.change(session_id, session.status, "")
+            self._standings.open_halts -= len(session.halts or ())
         elif frozen is not None:
-            self._open -= frozen.open_halts
+            self._standings.change(session_id, frozen.status, "")
+            self._standings.open_halts -= frozen.open_halts
         self._sequencer.waits.leave(session_id)
-        self._unwell.pop(session_id, None)
-        self._lasting.pop(session_id, None)
         self._ctx.news.pop(session_id, None)
 
-    def _mark(self, session_id: str, status: str, told: int) -> None:
-        if status in DEGRADED:
-            self._unwell[session_id] = told
-        else:
-            self._unwell.pop(session_id, None)
-        if status not in LASTING:
-            self._lasting.pop(session_id, None)
-        elif self._lasting.get(session_id, ("", None))[0] != status:
-            self._lasting[session_id] = (status, None)
-
     def _outcome(self) -> Outcome:
-        counts, ctx = self._counts, self._ctx
+        ctx = self._ctx
         for session in self._touched.values():
             if not _known(session):
                 continue
@@ -457,14 +425,11 @@ class Engine:
                 ctx.news[session.session_id] = None
             status = session_status(session, in_force)
             if status != session.status:
-                if session.status:
-                    counts[session.status] -= 1
-                counts[status] += 1
+                self._standings.change(session.session_id, session.status, status)
                 session.status = status
                 ctx.news[session.session_id] = None
-                self._mark(session.session_id, status, 0)
         self._touched.clear()
-        self._open += sum(1 if halt.status == "halt" else -1 for halt in ctx.halts)
+        self._standings.open_halts += sum(1 if halt.status == "halt" else -1 for halt in ctx.halts)
         outcome = Outcome(ctx.findings, ctx.halts, ctx.survival, self._sequencer.letters)
         ctx.findings, ctx.halts, ctx.survival, self._sequencer.letters = [], [], {}, []
         return outcome
@@ -484,6 +449,14 @@ def _frozen(session: Session) -> Frozen:
         session.seen,
         encode_session(session),
     )
+
+
+def _must_refuse(frozen: Frozen) -> bool:
+    """Tell the same as `must_refuse` of a session that sleeps, without waking it."""
+    if frozen.open_halts or frozen.status in REFUSED:
+        return True
+    fate = decode_fate(frozen.state)
+    return fate.lost or fate.unread or (fate.recovery is not None and fate.recovery.awaiting)
 
 
 def _thawed(state: bytes | msgspec.Raw) -> Session:

@@ -353,6 +353,23 @@ class Head(Struct, array_like=True, gc=False):
 decode_head = msgspec.msgpack.Decoder(Head).decode
 
 
+class Awaiting(Struct, array_like=True, gc=False):
+    """Read of a serialised `Recovery` only what stands first."""
+
+    awaiting: bool
+
+
+# Of a serialised session only what says whether it may be forgotten: what is large is passed over.
+_LIGHT = {"session_id": str, "lost": bool, "unread": bool, "stub": bool, "recovery": Awaiting | None}
+_FIELDS = [
+    (f.name, _LIGHT.get(f.name, msgspec.Raw), False if f.name in ("unread", "stub") else msgspec.Raw())
+    if not f.required
+    else (f.name, str)
+    for f in msgspec.structs.fields(Session)
+]
+decode_fate: Any = msgspec.msgpack.Decoder(msgspec.defstruct("Fate", _FIELDS, array_like=True)).decode
+
+
 class Frozen(Struct, frozen=True, gc=False):
     """Keep a session in its serialised form, with what is asked of it while it sleeps."""
 

@@ -29,6 +29,9 @@ STATUSES = ("uncompacted", "verified", "stale", "unjudged", "unverified", "degra
 DEGRADED = frozenset(("corrupt", "lossy", "degraded", "unverified"))
 """The statuses of a session that count as degraded; `stale` is exposure."""
 
+REFUSED = frozenset(("corrupt", "lossy", "degraded"))
+"""The statuses of a session that must not be forgotten altogether: it would come back clean."""
+
 LASTING = DEGRADED | {"stale"}
 """The statuses of which it matters how long they last."""
 
@@ -79,7 +82,7 @@ def must_refuse(session: Session) -> bool:
     awaiting = session.recovery is not None and session.recovery.awaiting
     if session.halts or awaiting or session.lost or session.unread:
         return True
-    return session_status(session) in ("degraded", "lossy", "corrupt")
+    return session_status(session) in REFUSED
 
 
 def session_status(session: Session, in_force: str | None = None) -> str:

@@ -138,7 +138,7 @@ class Keeper:
         dropped = engine.drop_idle(clock, self._session.ttl)
         changed = engine.take_changed()
         if self._anew:
-            changed = [state.session_id for state in engine.states()]
+            changed = engine.ids()
         gone = set(dropped)
         kept = [session_id for session_id in changed if session_id not in gone]
         if kept or dropped or self._unmarked:

@@ -291,3 +291,10 @@ def test_giving_up_many_sessions_is_done_in_parts() -> None:
     engine.fold([a for i in range(3000) for a in arrive({**message(5000), "session_id": f"s{i}"})], 0.0)
     counts = [len(engine.expire(2.0).findings) for _ in range(4)]
     assert sum(counts) == 3000 and max(counts) <= 1024
+
+
+def test_what_is_unread_of_an_unknown_session_is_among_those_to_be_kept() -> None:
+    engine = Engine()
+    engine.fold([(Hole(session_id="s"), 0, None)], 0.0)
+    assert engine.ids() == ["s"]
+    assert not list(engine.states())
