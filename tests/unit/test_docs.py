@@ -67,7 +67,9 @@ def test_protocol_has_the_engine_s_bounds() -> None:
         assert f"| {bound:,} |" in PROTOCOL
     assert f"| {limits.max_wait:g} s |" in PROTOCOL
     assert f"last {COMPARED:,} positions" in PROTOCOL
-    bounds = dict(re.findall(r"^\| ([^|]+) \| ([\d,]+)(?: positions)? \| ", PROTOCOL.partition("\n## Bounds\n")[2], re.MULTILINE))
+    bounds = dict(
+        re.findall(r"^\| ([^|]+) \| ([\d,]+)(?: positions)? \| ", PROTOCOL.partition("\n## Bounds\n")[2], re.MULTILINE)
+    )
     assert bounds["runs of missing positions kept apart"] == f"{RUNS:,}"
     assert bounds["contents remembered"] == bounds["contents remembered of records without `seq`"] == f"{COMPARED:,}"
     assert bounds["inherited ranges of a generation"] == f"{MOST:,}"
