@@ -33,7 +33,7 @@ def test_it_says_what_is_wrong_and_what_to_do(site: Site) -> None:
     assert result.exit_code == 0, result.output
     assert "65 of 240 sessions degraded" in result.stdout
     assert "corrupt 17" in result.stdout
-    assert "ERROR regression (model tiny-small" in result.stdout
+    assert "ERROR regression (agent researcher" in result.stdout
     assert "Re-expand from checkpoint-2, or replay the log from position" in result.stdout
     assert "and 55 more sessions; the board has all" in result.stdout
     assert run(site, "--check").exit_code == 1
