@@ -31,11 +31,11 @@ def test_it_says_what_is_wrong_and_what_to_do(site: Site) -> None:
     site.fleet = state("storm")
     result = run(site)
     assert result.exit_code == 0, result.output
-    assert "68 of 240 sessions degraded" in result.stdout
-    assert "corrupt 19" in result.stdout
-    assert "ERROR regression (model tiny-small" in result.stdout
+    assert "65 of 240 sessions degraded" in result.stdout
+    assert "corrupt 17" in result.stdout
+    assert "ERROR regression (agent researcher" in result.stdout
     assert "Re-expand from checkpoint-2, or replay the log from position" in result.stdout
-    assert "and 58 more sessions; the board has all" in result.stdout
+    assert "and 55 more sessions; the board has all" in result.stdout
     assert run(site, "--check").exit_code == 1
     assert "more sessions" not in run(site, "--limit", "200").stdout
 

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine.limits import Limits
+from sidecar.engine.missing import RUNS
+from sidecar.engine.ranges import MOST
 from sidecar.engine.rules import CATALOGUE
 from sidecar.engine.rules_text import as_json, catalogue_markdown, explain, rows, table
-from sidecar.engine.sequence import COMPARED, GAP_FINDINGS
+from sidecar.engine.sequence import COMPARED
+from sidecar.engine.status import LISTED, OPEN
 from sidecar.protocol.fields import FIELDS
 from sidecar.protocol.records import KINDS
 
@@ -64,7 +67,14 @@ def test_protocol_has_the_engine_s_bounds() -> None:
         assert f"| {bound:,} |" in PROTOCOL
     assert f"| {limits.max_wait:g} s |" in PROTOCOL
     assert f"last {COMPARED:,} positions" in PROTOCOL
-    assert f"| {GAP_FINDINGS:,} |" in PROTOCOL
+    bounds = dict(
+        re.findall(r"^\| ([^|]+) \| ([\d,]+)(?: positions)? \| ", PROTOCOL.partition("\n## Bounds\n")[2], re.MULTILINE)
+    )
+    assert bounds["runs of missing positions kept apart"] == f"{RUNS:,}"
+    assert bounds["contents remembered"] == bounds["contents remembered of records without `seq`"] == f"{COMPARED:,}"
+    assert bounds["inherited ranges of a generation"] == f"{MOST:,}"
+    assert bounds["open halts"] == f"{OPEN:,}"
+    assert bounds["open halts listed in one halt record, and in where a session stands"] == f"{LISTED:,}"
     for name, workload in limits.workloads.items():
         assert f"`{name}`: {workload.floor:.2f}" in PROTOCOL
 
