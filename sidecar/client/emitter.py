@@ -7,24 +7,27 @@ import os
 import threading
 from collections import deque
 from collections.abc import Coroutine, Iterable
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any, Self
 
 from sidecar.client.compose import SEQ_ROOM, Role, common_fields, session_bytes
-from sidecar.client.errors import Backlog, BrokerRefusal, Closed, EmitterError, Unacknowledged
+from sidecar.client.errors import Backlog, BrokerRefusal, Closed, EmitterError, JournalError, Unacknowledged
 from sidecar.client.journal import Entry, Journal, journal_path
 from sidecar.client.made import Made, Options, check
 from sidecar.client.options import REFUSED_PAUSE
 from sidecar.client.sinks import Sink
 from sidecar.client.standing import known_to, refuse_behind
 from sidecar.client.worker import Worker
+from sidecar.protocol.records import COMPARED
 
 log = logging.getLogger(__name__)
 
 _GROUP = 10_000
 _GROUP_BYTES = 4 << 20
-_DELIVERY = 5_000
+_DELIVERY = COMPARED - 24
+"""How many records are delivered at once: at most so many does a broken connection or a crash have published again."""
 _DELIVERY_BYTES = 2 << 20
 _PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
@@ -406,12 +409,12 @@ class Emitter(Made[Coroutine[Any, Any, int]]):
             self._journal.acknowledge(delivery[-1].seq)
             if not self._outbox:
                 self._filled.clear()
-                # With calls waiting the next append writes it down.
-                if not self._calls:
-                    self._worker.submit(self._journal.note).add_done_callback(_ignore)
             self._room.set()
             async with self._emptied:
                 self._emptied.notify_all()
+            # Before the next delivery: a crash may publish this one again, but not one before it.
+            with contextlib.suppress(JournalError):  # calls hear of it
+                await self._worker.submit(partial(self._journal.note, durable=bool(self._outbox)))
 
     def _delivery(self) -> list[Entry]:
         size = 0
@@ -490,9 +493,3 @@ def _fail(calls: Iterable[_Call], error: Exception) -> None:
 def _close_at_once(opening: "asyncio.Future[tuple[Journal, list[Entry]]]") -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result()[0].close()
-
-
-def _ignore(outcome: "asyncio.Future[None]") -> None:
-    # What was acknowledged and is not written down is only published again; an append will hear of the same error.
-    if not outcome.cancelled():
-        outcome.exception()

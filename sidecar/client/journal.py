@@ -277,11 +277,17 @@ class Journal:
         """
         self._acknowledged = seq
 
-    def note(self) -> None:
-        """Write down what has been acknowledged; if that is lost with the machine, it is only published again."""
+    def note(self, *, durable: bool = False) -> None:
+        """Write down what has been acknowledged; if that is lost, it is only published again.
+
+        Args:
+            durable: it must not be lost with the machine either.
+        """
         if self._trouble is None and self._advance():
             with self._or_broken():
                 self._turn(self._slot)
+                if durable:
+                    self._disk.sync(self._fd)
 
     def close(self, clean: bool = True) -> None:
         """Unlock and close; does nothing if that has been done.

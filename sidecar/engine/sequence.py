@@ -16,10 +16,7 @@ from sidecar.engine.status import conclude
 from sidecar.engine.waits import Counters, Waits
 from sidecar.protocol import records
 from sidecar.protocol.outputs import DeadLetter, Source
-from sidecar.protocol.records import Baseline, Hole, Opaque, Record
-
-COMPARED = 1024
-"""How many positions back the contents of repeated records are compared (protocol: "Duplicates")."""
+from sidecar.protocol.records import COMPARED, Baseline, Hole, Opaque, Record
 
 JUDGES: dict[type, Callable[[Context, Session, Any], None]] = {
     records.Authorization: frontier.authorize,

@@ -12,6 +12,10 @@ from msgspec import Meta, Struct
 MAX_INT = 2**61 - 1
 """Largest integer any field takes: a position and three flags beside it still fit 64 bits."""
 
+COMPARED = 1024
+"""How many positions back the contents of repeated records are compared (protocol: "Duplicates"): who publishes records
+again must not go back further, or they pass for others that contend for their positions."""
+
 Id = Annotated[str, Meta(min_length=1)]
 OptionalId = str
 Position = Annotated[int, Meta(ge=1, le=MAX_INT, description="A log position: an integer from 1.")]

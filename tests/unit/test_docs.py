@@ -12,10 +12,9 @@ from sidecar.engine.missing import RUNS
 from sidecar.engine.ranges import MOST
 from sidecar.engine.rules import CATALOGUE
 from sidecar.engine.rules_text import as_json, catalogue_markdown, explain, rows, table
-from sidecar.engine.sequence import COMPARED
 from sidecar.engine.status import LISTED, OPEN
 from sidecar.protocol.fields import FIELDS
-from sidecar.protocol.records import KINDS
+from sidecar.protocol.records import COMPARED, KINDS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -9,9 +9,8 @@ from sidecar.engine.fold import Engine
 from sidecar.engine.frontier import effective_edges
 from sidecar.engine.limits import Limits
 from sidecar.engine.ranges import MOST, covers, inherited
-from sidecar.engine.sequence import COMPARED
 from sidecar.engine.state import Generation
-from sidecar.protocol.records import Hole
+from sidecar.protocol.records import COMPARED, Hole
 from tests.unit.test_engine import arrive, checkpoint, message, row, rules, summary
 from tests.unit.test_engine_fails_closed import allowed
 
