@@ -36,7 +36,6 @@ class Broker:
         self.taken += [entry.raw for entry in entries]
         self.deliveries += 1
         if self.deliveries == self.kill_at and self.folder is not None:
-            (journal,) = self.folder.glob("*.journal")
             shutil.copytree(self.folder, self.folder.with_name("after"))  # as a crash would leave it
             self.killed.set()
             await asyncio.Event().wait()
@@ -51,7 +50,7 @@ class Broker:
     async def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("kill_at", [2, 4, 5])
+@pytest.mark.parametrize("kill_at", [2, 4, 7])
 async def test_a_crash_in_a_backlog_is_no_second_writer(tmp_path: Path, kill_at: int) -> None:
     taken: list[bytes] = []
     folder = tmp_path / "before"
