@@ -1,4 +1,4 @@
-"""What an emitter publishes again is never further back than the sidecar remembers: it would pass for a second writer."""
+"""What an emitter publishes again is never further back than the sidecar remembers: it would pass for a conflict."""
 
 import asyncio
 import shutil
