@@ -106,8 +106,8 @@ def under_another_key(records: list[ConsumerRecord], settings: Settings, number:
 
 
 def older(records: list[ConsumerRecord], settings: Settings, number: int) -> Pair:
-    record = next(r for r in records if r.value and (r.key or b"").startswith(b"s:"))
-    assert any(r.key == record.key for r in records if r.offset > record.offset), "it has to be an older one"
+    newest = {r.key: r.offset for r in records if r.value and (r.key or b"").startswith(b"s:")}
+    record = next(r for r in records if r.value and newest.get(r.key, 0) > r.offset)
     return record.key, record.value
 
 

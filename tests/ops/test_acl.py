@@ -23,6 +23,7 @@ from sidecar.fleet.haltlog import HaltLogError, Reader, publish_ack
 from sidecar.observe.probe import ask
 from sidecar.protocol.outputs import HaltAck
 from sidecar.tail import acls
+from sidecar.tail.decisions import Decisions
 from sidecar.tail.errors import TailError
 from sidecar.tail.planned import ALL_ROLES, plan
 from sidecar.tail.topics import create_missing, prepare_fleet
@@ -201,10 +202,16 @@ async def test_with_exactly_these_everybody_works(
 
 
 async def start(settings: Settings) -> str:
-    """Start a tail that is let through for half of it at most, and return what it ends with."""
+    """Start a tail and its log of decisions, let through for half of it at most; return what it ends with."""
     tail, _, _ = new_tail(settings)
-    with pytest.raises(TailError) as caught:
-        await asyncio.wait_for(tail.run(), 20)
+    decisions = Decisions(settings)
+    try:
+        with pytest.raises(TailError) as caught:
+            async with asyncio.timeout(20):
+                await decisions.start()
+                await tail.run()
+    finally:
+        await decisions.close()
     return str(caught.value)
 
 
