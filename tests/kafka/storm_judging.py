@@ -108,9 +108,15 @@ def _matter(given: Decision) -> tuple[object, ...]:
 
 
 class Late(msgspec.Struct):
-    """Name a permission that was given after it should have been refused, and how many seconds after."""
+    """Name a permission that was given after its session had been closed.
+
+    Args:
+        seconds: how long after it could be known.
+        since: how long after the session had been closed.
+    """
 
     seconds: float
+    since: float
     closed: Closed
     decision: Decision
 
@@ -137,7 +143,7 @@ def late_permissions(
             touched = [outage for outage in outages if outage.overlaps(begun, at)] if each.elsewhere else []
             if touched:
                 begun = max(begun, *(min(outage.ended, at) for outage in touched))
-            (rough if touched else calm).append(Late(at - begun, each, made))
+            (rough if touched else calm).append(Late(at - begun, at - each.begun, each, made))
     return calm, rough
 
 

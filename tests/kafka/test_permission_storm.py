@@ -17,6 +17,7 @@ from sidecar.config import Settings
 from sidecar.tail.homes import Homes
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.storm_judging import (
+    Late,
     errors_of,
     judged,
     late_permissions,
@@ -164,7 +165,8 @@ async def test_a_storm_gives_no_wrong_permission(
         print(f"answers p50 {percentile(seconds, 0.5) * 1000:.0f} ms, p99 {percentile(seconds, 0.99) * 1000:.0f} ms,"
               f" slowest {max(seconds) * 1000:.0f} ms")  # fmt: skip
         print(f"  last permission after a session was closed: {_longest(calm):.3f} s;", end=" ")
-        print(f"in outages, after their end: {_longest(rough):.3f} s;", end=" ")
+        unread = max((each.since for each in rough), default=0.0)
+        print(f"while nobody read the record: {unread:.3f} s, after that {_longest(rough):.3f} s;", end=" ")
         print(f"after the growth: {max((d.decided_at.timestamp() - growth.at for d in decisions), default=0):.3f} s")
         print(f"  memory: before the bombs {peaks[0] / 2**20:.0f} MB, at last {peaks[1] / 2**20:.0f} MB")
         print(f"  refusals of wanted permissions: {Counter(c for a in wanted if not a.allowed for c in a.codes)}")
@@ -224,5 +226,5 @@ def _disturbed(asked: Asked, outages: list[Outage], grown: float) -> bool:
     return ended > grown or any(outage.overlaps(asked.begun, ended) for outage in outages)
 
 
-def _longest(late: list[object]) -> float:
-    return max((each.seconds for each in late), default=0.0)  # type: ignore[attr-defined]
+def _longest(late: list[Late]) -> float:
+    return max((each.seconds for each in late), default=0.0)
