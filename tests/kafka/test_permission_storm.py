@@ -40,8 +40,8 @@ HONEST = 8
 KILL_EVERY = (6.0, 10.0)
 MEMORY = 400 * 2**20
 LATENCY = 1.0
-KNOWN_WITHIN = 1.0
-"""Seconds after which what has been committed is known to whoever permits."""
+KNOWN_WITHIN = 2.0
+"""Seconds after which what has been committed is known to whoever permits; one, and one for shared cores."""
 GROWN_WITHIN = 3.0
 """Seconds after which it is known that topics have grown; the sidecar looks every second."""
 AFTER_GROWTH = 8.0
