@@ -378,15 +378,18 @@ class Task:
 
 def _merged(runs: Iterable[tuple[list[Arrival], Sequence[Fetched]]]) -> list[Arrival]:
     """Merge the topics' arrivals by the times of their messages, without changing the order within a topic."""
-    # Compactions are few: each is put between the slices of events that it stands between.
+    # Compactions and notes are few: each is put between the slices of events that it stands between.
     (many, timeline), *others = sorted(runs, key=lambda run: len(run[0]), reverse=True)
     for few, batch in others:
         merged: list[Arrival] = []
+        times: list[Fetched] = []
         done = 0
         for arrival, message in zip(few, batch, strict=True):
-            place = bisect_right(timeline, message.timestamp, done, len(many), key=_timestamp_of)
+            place = bisect_right(timeline, message.timestamp, done, key=_timestamp_of)
             merged += many[done:place]
             merged.append(arrival)
+            times += timeline[done:place]
+            times.append(message)
             done = place
-        many = merged + many[done:]
+        many, timeline = merged + many[done:], [*times, *timeline[done:]]
     return many

@@ -83,8 +83,15 @@ async def create_missing(
         missing = [spec for spec in specs if spec.name not in found]
         result = Created(existing=[spec for spec in specs if spec.name in found])
         if missing and create:
-            result.created = await _create(admin, settings, missing, needed)
-            found = await _settled(admin, settings, specs, needed, result.created)
+            result.created, others = await _create(admin, settings, missing, needed)
+            found = await _settled(admin, settings, specs, needed, [*result.created, *others])
+            if unsettled := [spec.name for spec in others if spec.name in needed and spec.name not in found]:
+                raise TailError(
+                    f"Another replica is creating {', '.join(unsettled)}, and has not finished within {_SETTLE:g} s."
+                    " Start again."
+                )
+            # Counted like those that were there before: a topic whose partitions are not known could grow unseen.
+            result.existing += [replace(spec, partitions=found[spec.name]) for spec in others if spec.name in found]
         elif lacking := [spec for spec in missing if spec.name in needed]:
             raise TailError(_missing(lacking))
         check_equal(names, found)
@@ -182,22 +189,24 @@ async def _partition_counts(
 
 async def _create(
     admin: AIOKafkaAdminClient, settings: Settings, missing: list[TopicSpec], needed: Needed
-) -> list[TopicSpec]:
+) -> tuple[list[TopicSpec], list[TopicSpec]]:
+    """Create topics; return those that were, and those that somebody else has created meanwhile."""
     request = [
         NewTopic(spec.name, spec.partitions, spec.replication_factor, topic_configs=spec.config) for spec in missing
     ]
     reply = (await admin.create_topics(request)).to_object()
     answers = {entry["topic"]: entry for entry in reply["topic_errors"]}
-    created = []
+    created: list[TopicSpec] = []
+    others: list[TopicSpec] = []
     for spec in missing:
         answer = answers.get(spec.name, {"error_code": -1})
         if trouble := refusal(settings, spec, answer["error_code"], answer.get("error_message")):
             if spec.name in needed:
                 raise TailError(trouble)
             log.info("an optional topic was not created", topic=spec.name, reason=trouble)
-        elif answer["error_code"] == 0:
-            created.append(spec)
-    return created
+        else:
+            (others if answer["error_code"] else created).append(spec)
+    return created, others
 
 
 def refusal(settings: Settings, spec: TopicSpec, code: int, message: str | None) -> str | None:
@@ -271,14 +280,14 @@ async def _settled(
     settings: Settings,
     specs: list[TopicSpec],
     needed: Needed,
-    created: list[TopicSpec],
+    new: list[TopicSpec],
 ) -> dict[str, int]:
     """Wait until new topics have leaders: a client that asks earlier backs off for longer than this takes."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _SETTLE
     while True:
         found = await _partition_counts(admin, settings, specs, needed)
-        if all(spec.name in found for spec in created) or loop.time() > deadline:
+        if all(spec.name in found for spec in new) or loop.time() > deadline:
             return found
         await asyncio.sleep(0.05)
 

@@ -51,6 +51,26 @@ def test_topics_stay_side_by_side_in_slices() -> None:
     assert found == [] and task.engine.applied("s") == 4000
 
 
+def test_three_topics_are_merged_by_time() -> None:
+    rng = random.Random(3)
+    topics = (EVENTS, COMPACTIONS, "notes")
+    for _ in range(50):
+        # The next record of the one session is in any of the topics, and in none is it early.
+        task = Task(0, topics, Limits(max_waiting=1))
+        task.place(dict.fromkeys(topics, 0), {})
+        placed: dict[str, list[Fetched]] = {topic: [] for topic in topics}
+        for seq in range(1, rng.randrange(2, 60)):
+            topic = rng.choices(topics, (10, 3, 2))[0]
+            placed[topic] += fetched(topic, [event(seq)], first=len(placed[topic]), time=seq)
+        for topic, messages in placed.items():
+            if messages:
+                task.add(topic, messages)
+        folded = task.fold((), 0.0)
+        assert folded is not None and folded.outcome.findings == []
+        assert task.engine.applied("s") == seq
+        assert task.engine.counters.gaps == task.engine.counters.late == 0
+
+
 def test_slow_slices_become_smaller_and_quick_ones_larger() -> None:
     task = Task(0, (EVENTS,), Limits())
     before = task._most

@@ -6,12 +6,14 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
 
 from sidecar.embedded import free_port
+from sidecar.tail import topics
 from sidecar.tail.errors import TailError
 from sidecar.tail.planned import plan
 from sidecar.tail.topics import check_equal, create_missing, refusal, render
@@ -56,6 +58,27 @@ async def test_stopping_does_not_wait_for_a_broker_at_the_start() -> None:
     await asyncio.sleep(0.3)
     await asyncio.wait_for(tail.stop(), 5)
     await work
+
+
+async def test_topics_that_another_replica_creates_meanwhile_are_counted(
+    kafka: KafkaBroker, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(kafka.bootstrap, unique)
+    before = await create_missing(settings)
+    look, looks = topics._partition_counts, 0
+
+    async def too_early(*args: Any) -> dict[str, int]:
+        nonlocal looks
+        looks += 1
+        return {} if looks == 1 else await look(*args)
+
+    monkeypatch.setattr(topics, "_partition_counts", too_early)
+    # Another number of partitions: what counts is what there is.
+    after = await create_missing(settings, partitions=7)
+    assert after.created == [] and after.existing == before.created
+    looks = 0
+    async with running(settings) as (tail, _, _):
+        assert set(settings.topics.followed) <= set(tail._partitions)
 
 
 async def test_one_dead_seed_among_several_does_not_block_the_start(kafka: KafkaBroker, unique: str) -> None:
