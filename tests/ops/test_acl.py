@@ -219,10 +219,14 @@ async def start(settings: Settings) -> str:
 async def test_each_one_that_the_tail_lacks_is_named(
     secured: SecuredBroker, unique: str, administrator: Administrator
 ) -> None:
+    settings = as_user(secured, unique, "tail")
     grants = of(await set_up(secured, unique, administrator), "tail")
     names = {number: name.upper() for name, number in OPERATIONS.items()}
-    settings = as_user(secured, unique, "tail")
-    assert len(grants) >= 10
+    # Written to only when a record is misplaced; what is missing is named then, as for every other output.
+    needed_later = [g for g in grants if g.name == settings.topics.misplaced and names[g.operation] == "WRITE"]
+    await administrator.grant(needed_later)
+    grants = [g for g in grants if g not in needed_later]
+    assert len(grants) >= 10 and len(needed_later) == 1
     for before, grant in itertools.pairwise([None, *grants]):
         assert grant is not None
         await administrator.instead([before] if before else [], [grant])
