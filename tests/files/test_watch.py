@@ -385,7 +385,9 @@ def test_the_reader_of_the_output_leaves(log: Path, state: Path) -> None:
     assert watcher.wait() == 141
     assert watcher.errors == b""
     with Watcher(log, state=state) as again:
-        time.sleep(1.0)
+        deadline = time.monotonic() + 15
+        while not again.said and time.monotonic() < deadline:
+            time.sleep(0.05)
         assert again.stop() == 0
     assert subjects(again.said) == ["a2"]
 

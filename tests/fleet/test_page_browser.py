@@ -349,8 +349,12 @@ def test_without_javascript_everything_is_there(opened: Opened) -> None:
     page.get_by_role("link", name="Next 25").click()
     assert page.locator(".card").count() == 25
     assert page.locator(".card h3 a").first.get_attribute("href") != first
-    page.locator(".card h3 a").first.click()
-    expect(page.get_by_role("img", name="Timeline")).to_be_visible()
+    links = [link.get_attribute("href") for link in page.locator(".card h3 a").all()]
+    for link in links:  # to one whose halts nobody has acknowledged
+        page.goto(opened.site.url + str(link))
+        expect(page.get_by_role("img", name="Timeline")).to_be_visible()
+        if page.locator(".command").count():
+            break
     expect(page.locator("form.ack").first).to_be_hidden()
     expect(page.locator(".command").first).to_contain_text("sidecar halts ack")
 
