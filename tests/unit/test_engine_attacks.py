@@ -1,0 +1,104 @@
+"""What a writer of records may not gain: permission, a status or a cleared halt by contest, and work out of proportion.
+
+Each test was a fault. Those about work count it, or bound it so widely that only another order of growth breaks it.
+"""
+
+import random
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from sidecar.engine import ask
+from sidecar.engine.fold import Engine
+from sidecar.engine.limits import Limits
+from sidecar.engine.ranges import MOST, Coverage, inherited
+from sidecar.engine.state import Fan, Generation
+from sidecar.protocol.api import AuthorizeRequest
+from sidecar.protocol.records import Hole
+from tests.unit.test_engine import arrive, checkpoint, message, row, rules
+
+EDGE = [["deploy", "p"]]
+
+
+def grant(seq: int, precondition: str = "p", **fields: Any) -> dict[str, Any]:
+    return row("authorization", seq, action_id="deploy", precondition_id=precondition, **fields)
+
+
+def summary(node: str, seq: int | None, hi: int, lo: int = 1, generation: int = 1, **fields: Any) -> dict[str, Any]:
+    span = {"frontier_lo": lo, "frontier_hi": hi}
+    return row("summary", seq, node_id=node, generation=generation, level=1, **span, **fields)
+
+
+def act(seq: int) -> dict[str, Any]:
+    return row("action", seq, action_id="deploy", irreversible=True)
+
+
+def allowed(engine: Engine) -> bool:
+    return ask.authorize(engine, AuthorizeRequest(session_id="s", action_id="deploy")).allowed
+
+
+def status(engine: Engine) -> str:
+    return next(state.status for state in engine.states())
+
+
+def cleared(outcome: Any) -> list[list[str]]:
+    return [halt.reason for halt in outcome.halts if halt.status == "clear"]
+
+
+def seconds(work: Any) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+# --- what must not be permitted, verified or cleared ------------------------------------------------------------------
+
+
+# --- what must not be found -------------------------------------------------------------------------------------------
+
+
+# --- what must not cost much ------------------------------------------------------------------------------------------
+
+
+def test_inherited_ranges_are_joined_as_by_taking_the_closest_two_again_and_again() -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        spans = [(lo, lo + rng.randint(0, 3)) for lo in (rng.randint(1, 900) for _ in range(rng.randint(1, 150)))]
+        children = [generation(lo, hi) for lo, hi in spans]
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(set(spans)):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+            else:
+                joined.append((first, last))
+        while len(joined) > MOST:
+            i = min(range(1, len(joined)), key=lambda i: joined[i][0] - joined[i - 1][1])
+            joined[i - 1 : i + 1] = [(joined[i - 1][0], joined[i][1])]
+        assert inherited(1000, 1000, children) == joined
+        covered = Coverage(children)
+        assert [p for p in range(1, 910) if p in covered] == [
+            p for p in range(1, 910) if any(lo <= p <= hi for lo, hi in spans)
+        ]
+
+
+def test_a_summary_of_many_children_costs_about_what_it_says() -> None:
+    many = 4000
+    leaves = [summary(f"l{i}", many * 3 + i, 2 * i + 1, 2 * i + 1) for i in range(many)]
+    constraints = [
+        row("constraint", 2 * i, constraint_id=f"k{i}", polarity="negative") for i in range(1, 2 * many, many // 500)
+    ]
+    log = {r["seq"]: r for r in constraints if r["seq"] < many * 3}
+    engine = Engine()
+    engine.fold(arrive(*(log.get(seq) or message(seq) for seq in range(1, many * 3)), *leaves), 0.0)
+    parent = summary("parent", many * 4, many * 2, children=[f"l{i}" for i in range(many)])
+    batch = arrive(parent)
+    assert seconds(lambda: engine.fold(batch, 0.0)) < 1.0
+
+
+def generation(lo: int, hi: int) -> Generation:
+    return Generation(
+        id=1, node_id="n", number=1, order=1, position=1, level=1, lo=lo, hi=hi, partial=False, workload=None,
+        children=(), referents=(), constraints=(), facts=None, built_from=[],
+    )  # fmt: skip
