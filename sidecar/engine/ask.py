@@ -74,15 +74,16 @@ def authorize(engine: Engine, request: AuthorizeRequest) -> AuthorizeAnswer:
     frontier.judge_action(ctx, session, request.action_id)
     reasons += [_broken(finding) for finding in ctx.found]
     if edges and not reasons:
-        # An edge is good only if no position after its grant is missing: that one may have been its revocation.
-        holes = [missing_in(session, edge.granted + 1, session.applied) for edge in edges]
+        # An edge is good only if no position after its grant is missing: that one may have been its revocation. Nor
+        # may the grant's own be: where two records contend for it, nobody knows whether it granted anything.
+        holes = [missing_in(session, edge.granted, session.applied) for edge in edges]
         if all(holes):
             reasons.append(
                 Reason(
                     code="log_incomplete",
                     rule="log_gap",
                     href=_href("log_gap"),
-                    detail=f"Position {max(holes)} is missing, after the grant: it may have been the revocation.",
+                    detail=f"Position {max(holes)} is missing, at the grant or after: it may have been the revocation.",
                 )
             )
     reasons += _open_halts(session)

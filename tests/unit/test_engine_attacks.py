@@ -56,6 +56,20 @@ def seconds(work: Any) -> float:
 # --- what must not be permitted, verified or cleared ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_grant_that_another_record_contends_with_permits_nothing(late: bool) -> None:
+    engine = Engine()
+    contest, log = [row("revocation", 2, action_id="deploy")], [message(1), grant(2)]
+    rest = [message(3), summary("n", 4, 3, 3), checkpoint("c", 5, 3, frontier_lo=3, asserted_edges=[])]
+    rows = log[:1] + log[1:] + rest[:1] + contest + rest[1:] if late else log[1:] + contest + log[:1] + rest
+    outcome = engine.fold(arrive(*rows), 0.0)
+    assert cleared(outcome) == [["log_conflict"]]
+    assert status(engine) == "verified"
+    assert not allowed(engine)
+    engine.fold(arrive(grant(6)), 0.0)
+    assert allowed(engine)
+
+
 # --- what must not be found -------------------------------------------------------------------------------------------
 
 
