@@ -189,6 +189,8 @@ def _judge_verifiable(
         reasons["missing_after_range"] = gap_after
     if lo < kept_from:
         reasons["kept_from"] = kept_from
+    if session.lost and session.order.moment is not None:
+        reasons["records_lost"] = "a checkpoint without a place in the log cannot tell that it reaches the log's end"
     if reasons:
         ctx.blame_checkpoint(session, written, "frontier_unverified", witness=witness, evidence={"reasons": reasons})
 

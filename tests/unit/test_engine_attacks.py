@@ -70,6 +70,20 @@ def test_a_grant_that_another_record_contends_with_permits_nothing(late: bool) -
     assert allowed(engine)
 
 
+def test_where_records_are_lost_a_checkpoint_without_a_place_in_the_log_is_not_verified() -> None:
+    engine = Engine()
+    engine.fold(arrive(grant(1)), 0.0)
+    engine.distrust("offsets 4 to 9")
+    # The lost record may be a revocation at position 2.
+    outcome = engine.fold(arrive(summary("n", None, 1), checkpoint("c", None, 1, asserted_edges=EDGE)), 0.0)
+    assert rules(outcome) == ["frontier_unverified"]
+    assert status(engine) == "unverified"
+    assert not allowed(engine)
+    engine.fold(arrive(checkpoint("d", 2, 1, asserted_edges=EDGE)), 0.0)
+    assert status(engine) == "verified"
+    assert allowed(engine)
+
+
 # --- what must not be found -------------------------------------------------------------------------------------------
 
 
