@@ -84,6 +84,28 @@ def test_where_records_are_lost_a_checkpoint_without_a_place_in_the_log_is_not_v
     assert allowed(engine)
 
 
+@pytest.mark.parametrize(
+    ("later", "verified"),
+    [
+        ({"generation": 1, "children": ["leaf"]}, False),
+        ({"generation": 2}, False),
+        ({"generation": 1}, True),
+    ],
+)
+def test_what_is_built_on_what_has_been_forgotten_is_not_verified(later: dict[str, Any], verified: bool) -> None:
+    engine = Engine()
+    constraint = row("constraint", 2, constraint_id="no-prod", polarity="negative")
+    outcome = engine.fold(arrive(message(1), constraint, summary("leaf", 3, 2)), 0.0)
+    assert rules(outcome) == ["constraint_dropped"]
+    engine.take_changed()
+    assert not engine.drop_idle(100.0, 10.0)  # of what is halted a stub stays
+    root = summary("root", 5, 4, 4, **later)
+    over = checkpoint("c", 6, 4, node_id="root", frontier_lo=4, summary_generation=later["generation"])
+    outcome = engine.fold(arrive(grant(4), root, {**over, "asserted_edges": EDGE}), 101.0)
+    assert bool(cleared(outcome)) == verified
+    assert allowed(engine) == verified
+
+
 # --- what must not be found -------------------------------------------------------------------------------------------
 
 
