@@ -407,7 +407,9 @@ class Engine:
         if session.stub:
             return
         stub = Session(session.session_id, session.applied, lost=True, stub=True)
-        for name in ("halts", "by_reconcile", "by_resume", "trimmed", "tenant", "origin", "unread", "unjudged"):
+        for name in ("halts", "by_reconcile", "by_resume", "trimmed", "tenant", "origin"):
+            setattr(stub, name, getattr(session, name))
+        for name in ("unjudged", "unread", "unread_at"):
             setattr(stub, name, getattr(session, name))
         for name in ("status", "in_force", "seen", "changed"):
             setattr(stub, name, getattr(session, name))

@@ -79,7 +79,7 @@ class Sequencer:
             unreadable = True
         if seq is None:
             if unreadable:
-                session.unread = True
+                session.unread, session.unread_at = True, max(session.applied, order.highest)
                 self.decided[session.session_id] = None
             else:
                 self._place_without_seq(session, record, digest, located, now)
@@ -93,6 +93,7 @@ class Sequencer:
             if not order.waiting:
                 order.since = now
             order.waiting[seq] = _held(session, record, unreadable, digest, located)
+            order.highest = max(order.highest, seq)
             heappush(order.queue, seq)
             before = session.applied
             self._drain(session)

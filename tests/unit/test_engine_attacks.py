@@ -85,6 +85,33 @@ def test_where_records_are_lost_a_checkpoint_without_a_place_in_the_log_is_not_v
 
 
 @pytest.mark.parametrize(
+    "waiting",
+    [
+        [row("reconcile", 3, decision="replay")],
+        [summary("n", 3, 1), checkpoint("c", 4, 1, asserted_edges=EDGE)],
+    ],
+)
+def test_what_had_come_before_an_unread_record_does_not_vouch_for_it(waiting: list[dict[str, Any]]) -> None:
+    engine = Engine()
+    engine.fold([*arrive(grant(1), *waiting), (Hole(session_id="s"), 0, None)], 0.0)
+    engine = Engine.load(engine.dump())
+    engine.fold(arrive(message(2)), 0.0)
+    assert not allowed(engine)
+    engine.fold(arrive(row("reconcile", 3 + len(waiting), decision="replay")), 0.0)
+    assert allowed(engine)
+
+
+def test_a_baseline_that_had_come_before_an_unread_record_does_not_vouch_for_it() -> None:
+    engine = Engine(Limits(max_waiting=1))
+    engine.fold(arrive(message(5), message(6)), 0.0)
+    stated = arrive(row("baseline", 8, edges=EDGE))
+    engine.fold([*stated, (Hole(session_id="s"), 0, None), *arrive(message(7))], 0.0)
+    assert not allowed(engine)
+    engine.fold(arrive(row("reconcile", 9, decision="replay")), 0.0)
+    assert allowed(engine)
+
+
+@pytest.mark.parametrize(
     ("later", "verified"),
     [
         ({"generation": 1, "children": ["leaf"]}, False),
