@@ -321,7 +321,9 @@ class Sequencer:
     def _judge_overdue(self, session: Session, unplaced: Unplaced) -> None:
         """Judge a record without seq past the waiting bound: what it waited for is missing, for it alone."""
         order = session.order
-        if unplaced.as_of > session.applied and not session.unjudged:
+        tenant = unplaced.record.tenant
+        foreign = session.tenant is not None and tenant is not None and tenant != session.tenant
+        if unplaced.as_of > session.applied and not session.unjudged and not foreign:
             order.awaited = unplaced.as_of
             self._ctx.report(
                 session,

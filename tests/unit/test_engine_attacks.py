@@ -136,6 +136,19 @@ def test_what_is_built_on_what_has_been_forgotten_is_not_verified(later: dict[st
 # --- what must not be found -------------------------------------------------------------------------------------------
 
 
+def test_another_tenants_record_that_is_overdue_leaves_no_finding_anywhere() -> None:
+    engine = Engine()
+    engine.fold(arrive({**row("resume", None, checkpoint_id="c", as_of_seq=9), "tenant": "rival"}), 0.0)
+    engine.fold(arrive({**message(1), "tenant": "acme"}), 0.0)
+    outcome = engine.expire(60.0)
+    assert [letter.reason for letter in outcome.letters] == [
+        "the session belongs to tenant 'acme', and this record names 'rival'"
+    ]
+    other = {**act(1), "session_id": "t", "tenant": "third"}
+    outcome = engine.fold(arrive(other), 60.0)
+    assert [(f.session_id, f.rule) for f in outcome.findings] == [("t", "action_unauthorized")]
+
+
 # --- what must not cost much ------------------------------------------------------------------------------------------
 
 
