@@ -360,12 +360,13 @@ class Sequencer:
             self._give_up_gap(session)
             order.since = now
             any_overdue = True
-        for unplaced in sorted(u for u in order.unplaced or () if u.since <= bound):
-            if order.unplaced and unplaced in order.unplaced:
-                order.unplaced.remove(unplaced)
-                heapify(order.unplaced)
-                self._judge_overdue(session, unplaced)
-                any_overdue = True
+        overdue = sorted(u for u in order.unplaced or () if u.since <= bound)
+        if overdue:
+            order.unplaced = [u for u in order.unplaced or () if u.since > bound]
+            heapify(order.unplaced)
+            any_overdue = True
+        for unplaced in overdue:  # judging one does not advance the log, so it places none of the others
+            self._judge_overdue(session, unplaced)
         self.waits.settle(session)
         return any_overdue
 

@@ -187,6 +187,17 @@ def test_a_summary_of_many_children_costs_about_what_it_says() -> None:
     assert seconds(lambda: engine.fold(batch, 0.0)) < 1.0
 
 
+def test_giving_up_many_records_without_a_place_is_linear_or_nearly() -> None:
+    many = 4000
+    engine = Engine()
+    engine.fold(
+        arrive(*(row("probe", None, node_id="n", probes=1, recalled=1, as_of_seq=9 + i) for i in range(many))), 0.0
+    )
+    assert engine.counters.waiting == many
+    assert seconds(lambda: engine.expire(60.0)) < 0.4
+    assert engine.counters.waiting == 0
+
+
 def generation(lo: int, hi: int) -> Generation:
     return Generation(
         id=1, node_id="n", number=1, order=1, position=1, level=1, lo=lo, hi=hi, partial=False, workload=None,
