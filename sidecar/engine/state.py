@@ -127,10 +127,14 @@ class Edge(Struct, array_like=True, gc=False):
 
 
 class Fan(Struct, array_like=True):
-    """Keep the edges of an action that has several preconditions, and which are effective now."""
+    """Keep the edges of an action that has several preconditions, and which are effective now.
+
+    `live` is in order of the newest grants. `limited` counts those of it that have a limit; -1: it was not counted.
+    """
 
     edges: dict[str, int]
     live: dict[str, None]
+    limited: int = -1
 
 
 class Frontier(Struct, array_like=True):

@@ -187,6 +187,52 @@ def test_a_summary_of_many_children_costs_about_what_it_says() -> None:
     assert seconds(lambda: engine.fold(batch, 0.0)) < 1.0
 
 
+def test_an_action_of_many_edges_costs_what_one_of_few_does() -> None:
+    many = 4000
+    engine = Engine()
+    engine.fold(arrive(*(grant(i, f"p{i}", uses=2) for i in range(1, many + 1))), 0.0)
+    acts = arrive(*(act(many + i) for i in range(1, many + 1)))
+    ends = arrive(
+        *(
+            row("revocation", 2 * many + i, action_id="deploy", precondition_id=f"p{i}")
+            for i in range(many // 2 + 1, many + 1)
+        )
+    )
+    assert seconds(lambda: engine.fold(acts, 0.0)) < 1.0
+    assert allowed(engine)
+    assert seconds(lambda: engine.fold(ends, 0.0)) < 1.0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_edge_whose_newest_grant_came_first_is_used_up_first(again: bool) -> None:
+    engine = Engine()
+    engine.fold(arrive(grant(1, "p", uses=1), grant(2, "q", uses=1), *([grant(3, "p", uses=1)] if again else [])), 0.0)
+    session = engine._sessions["s"]
+    assert session.frontier is not None
+    fan = session.frontier.actions["deploy"]
+    assert isinstance(fan, Fan)
+    # As an older program wrote it: in order of the first grants, and not counted.
+    session.frontier.actions["deploy"] = msgspec.structs.replace(fan, live=dict.fromkeys(("p", "q")), limited=-1)
+    engine = Engine.load(engine.dump())
+    engine.fold(arrive(act(4 if again else 3)), 0.0)
+    answer = ask.authorize(engine, AuthorizeRequest(session_id="s", action_id="deploy"))
+    assert [edge.precondition_id for edge in answer.edges] == ["p" if again else "q"]
+
+
+def test_a_use_is_counted_only_where_every_edge_has_a_limit() -> None:
+    engine = Engine()
+    engine.fold(arrive(grant(1, "p", uses=1), grant(2, "q"), act(3), act(4)), 0.0)
+    engine.fold(arrive(row("revocation", 5, action_id="deploy", precondition_id="q")), 0.0)
+    assert allowed(engine)
+    engine.fold(arrive(act(6)), 0.0)
+    assert not allowed(engine)
+    engine.fold(arrive(grant(7, "q", uses=1), grant(8, "q")), 0.0)
+    engine.fold(arrive(act(9), act(10)), 0.0)
+    assert allowed(engine)
+    engine.fold(arrive(grant(11, "q", uses=1), act(12)), 0.0)
+    assert not allowed(engine)
+
+
 def test_giving_up_many_records_without_a_place_is_linear_or_nearly() -> None:
     many = 4000
     engine = Engine()
