@@ -14,6 +14,9 @@ from sidecar.engine.state import AHEAD, SAID_STALE, UNVERIFIED, Edge, Fan, Front
 from sidecar.protocol.records import Action, Authorization, Checkpoint, Revocation
 from sidecar.protocol.records import Edge as RecordEdge
 
+_LONGEST = 1024
+"""How long an id may be that evidence repeats for every action: a record must not cost much more than it says."""
+
 
 def authorize(ctx: Context, session: Session, record: Authorization) -> None:
     """Apply an authorization; one that names no action or no precondition grants nothing."""
@@ -379,13 +382,15 @@ def _expose(ctx: Context, session: Session) -> None:
 
 
 def _grants(frontier: Frontier, action: str) -> list[Edge]:
-    """Return up to eight edges of an action, for the evidence."""
+    """Return up to eight edges of an action, for the evidence; not such as would make it long."""
     held = frontier.actions.get(action)
     if held is None:
         return []
     if type(held) is Fan:
-        return [frontier.edges[i] for i, _ in zip(held.edges.values(), range(8), strict=False)]
-    return [frontier.edges[held]]  # type: ignore[index]
+        found = [frontier.edges[i] for i, _ in zip(held.edges.values(), range(8), strict=False)]
+    else:
+        found = [frontier.edges[held]]  # type: ignore[index]
+    return [edge for edge in found if len(edge.precondition) <= _LONGEST]
 
 
 def _granted_in(frontier: Frontier, lo: int, hi: int) -> list[Edge]:

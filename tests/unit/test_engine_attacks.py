@@ -244,6 +244,15 @@ def test_giving_up_many_records_without_a_place_is_linear_or_nearly() -> None:
     assert engine.counters.waiting == 0
 
 
+def test_a_short_record_does_not_repeat_long_ids() -> None:
+    engine = Engine()
+    long = [grant(i, "p" * 1_000_000 + str(i)) for i in range(1, 9)]
+    engine.fold(arrive(*long, grant(9, "q"), row("revocation", 10, action_id="deploy")), 0.0)
+    outcome = engine.fold(arrive(act(11)), 0.0)
+    assert rules(outcome) == ["action_unauthorized"]
+    assert len(msgspec.json.encode(outcome.findings)) < 2000
+
+
 def generation(lo: int, hi: int) -> Generation:
     return Generation(
         id=1, node_id="n", number=1, order=1, position=1, level=1, lo=lo, hi=hi, partial=False, workload=None,
