@@ -104,19 +104,18 @@ class Engine:
             if not session.changed:
                 session.changed, session.seen = True, now
                 changed.append(session_id)
-            seq = record.seq
-            tenant = record.tenant
+            seq, tenant, kind = record.seq, record.tenant, type(record)
             if (
                 seq == session.applied + 1
                 and session.quiet
                 and (tenant is None or tenant == session.tenant)
                 and not session.unjudged
-                and type(record) is not Hole
+                and kind is not Hole
             ):
                 # The way of nearly every record: next in its session, and nothing waits.
                 session.applied = seq
                 session.order.digests.append(digest)
-                judge = judges.get(type(record))
+                judge = judges.get(kind)
                 if judge is not None:
                     touched[session_id] = session
                     judge(ctx, session, record)

@@ -23,6 +23,8 @@ _IDS = frozenset(
     )
 )
 
+_BACKSLASH = 0x5C
+
 _parse = msgspec.json.Decoder().decode
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 _convert = msgspec.convert
@@ -111,7 +113,8 @@ def decode(raw: bytes | None) -> tuple[Record, int]:
         raise _unreadable_fields(raw, fields, wrong)
     canonical = _canonical(fields)
     # Unless one is escaped (`\\u003a`), a colon in the one is a colon in the other; else the keys are counted.
-    if b"\\u003" in raw or raw.count(b":") != canonical.count(b":") + dropped:
+    # (One byte is looked for much faster than several are.)
+    if (_BACKSLASH in raw and b"\\u003" in raw) or raw.count(b":") != canonical.count(b":") + dropped:
         _refuse_repeated_keys(raw)
     return record, xxh3_64_intdigest(canonical)
 
