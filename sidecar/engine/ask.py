@@ -187,6 +187,9 @@ def commit(engine: Engine, record: Summary) -> CommitAnswer:
     children = known_children(session.tree, record) if session.tree is not None else []
     constraints, facts = floors.must_carry(session, record, children)
     outcome = _try(tried, session, record)
+    if outcome.letters:  # it would be another tenant's, and not be taken at all
+        answer.reasons.append(Reason(code="bad_request", detail=outcome.letters[0].reason))
+        return answer
     answer.findings = outcome.findings
     answer.reasons = [_broken(finding) for finding in outcome.findings]
     answer.decision = cast(Any, _decision(outcome.findings))
