@@ -191,12 +191,17 @@ def is_timestamp(value: object) -> bool:
 
 
 def _beyond_limits(raw: bytes, reason: str) -> Unreadable:
-    """Refuse what is JSON and goes beyond a limit; its position can be read all the same."""
+    """Refuse what is JSON and goes beyond a limit; its position can be read all the same.
+
+    Not where a name stands there twice, at whatever level, or could with an escape: which one counts is not known.
+    """
     try:
         position = _parse_position(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return Unreadable(reason)
-    return Unreadable(reason, *_position(position.session_id, position.seq))
+    escaped = b"\\u00" in raw
+    session_id = None if escaped or raw.count(b'"session_id"') > 1 else position.session_id
+    return Unreadable(reason, *_position(session_id, None if raw.count(b'"seq"') > 1 else position.seq))
 
 
 def _deeper(value: Any, levels: int) -> bool:

@@ -16,7 +16,8 @@ from sidecar.engine.limits import Limits
 from sidecar.engine.ranges import MOST, Coverage, inherited
 from sidecar.engine.state import Fan, Generation
 from sidecar.protocol.api import AuthorizeRequest
-from sidecar.protocol.records import Hole
+from sidecar.protocol.decode import Unreadable, decode
+from sidecar.protocol.records import Hole, Summary
 from tests.unit.test_engine import arrive, checkpoint, message, row, rules
 
 EDGE = [["deploy", "p"]]
@@ -131,6 +132,34 @@ def test_what_is_built_on_what_has_been_forgotten_is_not_verified(later: dict[st
     outcome = engine.fold(arrive(grant(4), root, {**over, "asserted_edges": EDGE}), 101.0)
     assert bool(cleared(outcome)) == verified
     assert allowed(engine) == verified
+
+
+def test_a_proposal_of_another_tenant_is_not_to_be_committed() -> None:
+    engine = Engine()
+    engine.fold(arrive({**grant(1), "tenant": "acme"}, message(2)), 0.0)
+    [(proposal, _, _)] = arrive({**summary("n", None, 2), "as_of_seq": 2, "tenant": "rival"})
+    assert isinstance(proposal, Summary)
+    answer = ask.commit(engine, proposal)
+    assert answer.decision == "halt"
+    assert [reason.code for reason in answer.reasons] == ["bad_request"]
+
+
+@pytest.mark.parametrize(
+    ("names", "place"),
+    [
+        ('"session_id":"s","seq":5', ("s", 5)),
+        ('"session_id":"s","seq":5,"seq":9', ("s", None)),
+        ('"session_id":"s","seq":5,"session_id":"t"', (None, None)),
+        ('"session_id":"s","seq":5,"\\u0073eq":9', (None, None)),
+    ],
+)
+@pytest.mark.parametrize("beyond", ["1e999", "[" * 300 + "]" * 300])
+def test_what_is_beyond_limits_takes_no_position_that_is_there_twice(
+    names: str, place: tuple[str | None, int | None], beyond: str
+) -> None:
+    with pytest.raises(Unreadable) as refused:
+        decode(f'{{"kind":"message",{names},"x":{beyond}}}'.encode())
+    assert (refused.value.session_id, refused.value.seq) == place
 
 
 # --- what must not be found -------------------------------------------------------------------------------------------
