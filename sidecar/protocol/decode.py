@@ -199,7 +199,7 @@ def _beyond_limits(raw: bytes, reason: str) -> Unreadable:
         position = _parse_position(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return Unreadable(reason)
-    escaped = b"\\u00" in raw
+    escaped = any(letters in raw for letters in (b"\\u005", b"\\u006", b"\\u007"))
     session_id = None if escaped or raw.count(b'"session_id"') > 1 else position.session_id
     return Unreadable(reason, *_position(session_id, None if raw.count(b'"seq"') > 1 else position.seq))
 

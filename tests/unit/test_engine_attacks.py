@@ -148,6 +148,7 @@ def test_a_proposal_of_another_tenant_is_not_to_be_committed() -> None:
     ("names", "place"),
     [
         ('"session_id":"s","seq":5', ("s", 5)),
+        ('"session_id":"s","seq":5,"text":"caf\\u00e9"', ("s", 5)),
         ('"session_id":"s","seq":5,"seq":9', ("s", None)),
         ('"session_id":"s","seq":5,"session_id":"t"', (None, None)),
         ('"session_id":"s","seq":5,"\\u0073eq":9', (None, None)),
