@@ -74,15 +74,16 @@ def authorize(engine: Engine, request: AuthorizeRequest) -> AuthorizeAnswer:
     frontier.judge_action(ctx, session, request.action_id)
     reasons += [_broken(finding) for finding in ctx.found]
     if edges and not reasons:
-        # An edge is good only if no position after its grant is missing: that one may have been its revocation.
-        holes = [missing_in(session, edge.granted + 1, session.applied) for edge in edges]
+        # An edge is good only if no position after its grant is missing: that one may have been its revocation. Nor
+        # may the grant's own be: where two records contend for it, nobody knows whether it granted anything.
+        holes = [missing_in(session, edge.granted, session.applied) for edge in edges]
         if all(holes):
             reasons.append(
                 Reason(
                     code="log_incomplete",
                     rule="log_gap",
                     href=_href("log_gap"),
-                    detail=f"Position {max(holes)} is missing, after the grant: it may have been the revocation.",
+                    detail=f"Position {max(holes)} is missing, at the grant or after: it may have been the revocation.",
                 )
             )
     reasons += _open_halts(session)
@@ -186,6 +187,9 @@ def commit(engine: Engine, record: Summary) -> CommitAnswer:
     children = known_children(session.tree, record) if session.tree is not None else []
     constraints, facts = floors.must_carry(session, record, children)
     outcome = _try(tried, session, record)
+    if outcome.letters:  # it would be another tenant's, and not be taken at all
+        answer.reasons.append(Reason(code="bad_request", detail=outcome.letters[0].reason))
+        return answer
     answer.findings = outcome.findings
     answer.reasons = [_broken(finding) for finding in outcome.findings]
     answer.decision = cast(Any, _decision(outcome.findings))

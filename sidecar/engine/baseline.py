@@ -24,7 +24,8 @@ def begin(ctx: Context, session: Session, record: Baseline) -> None:
     """Judge a session from here on, on what a baseline states; elsewhere a baseline is opaque."""
     if not session.unjudged and session.applied != 1:
         return
-    session.unjudged = session.unread = False
+    session.unjudged = False
+    session.unread = session.unread and session.applied <= session.unread_at
     session.baseline = session.applied
     ctx.news[session.session_id] = None
     for action, precondition in dict.fromkeys(record.edges or ()):

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 from sidecar.engine.context import Context
-from sidecar.engine.ranges import covers, inherited, ranges_of
+from sidecar.engine.ranges import Coverage, inherited, ranges_of
 from sidecar.engine.state import Floors, Generation, Session, Stated, Tree
 from sidecar.protocol.records import Constraint, Fact, Summary
 
@@ -84,7 +84,8 @@ def judge_constraints(
     if floors is None or not floors.constraints:
         return
     carried = set(generation.constraints)
-    carried_below: list[set[str]] | None = None
+    covered: Coverage | None = None
+    carried_below: set[str] = set()
     checked = kept = 0
     for stated in _last_in(floors.constraints, ranges_of(generation), generation.hi):
         if not stated.negative or stated.retired:
@@ -93,9 +94,11 @@ def judge_constraints(
         if stated.id in carried:
             kept += 1
             continue
-        if carried_below is None:
-            carried_below = [set(child.constraints) for child in children]
-        if _to_blame(stated.position, children, [stated.id in below for below in carried_below]):
+        if covered is None:
+            covered = Coverage(children)
+            carried_below = {name for child in children for name in child.constraints}
+        # It only inherited the loss where a child covers the record and none carries it.
+        if stated.position not in covered or stated.id in carried_below:
             ctx.blame_node(
                 session,
                 tree,
@@ -125,6 +128,7 @@ def judge_facts(
         return
     dropped = set(record.dropped or ())
     undeclared: list[Stated] = []
+    harmed: list[tuple[Stated, list[str]]] = []
     checked = kept = 0
     for stated in _last_in(floors.facts, ranges_of(generation), generation.hi):
         if stated.floor is None:
@@ -134,9 +138,15 @@ def judge_facts(
         checked += 1
         broken = [rule for rule, kept_in in _RESPECTS.items() if not kept_in(stated, generation.facts)]
         kept += not broken
-        for rule in broken:
-            if _to_blame(stated.position, children, [_carries(child, stated, rule) for child in children]):
-                _blame_fact(ctx, session, tree, generation, stated, rule)
+        if broken:
+            harmed.append((stated, broken))
+    if harmed:
+        covered, texts = Coverage(children), _texts_below(children, {stated.id for stated, _ in harmed})
+        for stated, broken in harmed:
+            for rule in broken:
+                carried = any(_RESPECTS[rule](stated, {stated.id: text}) for text in texts.get(stated.id, ()))
+                if stated.position not in covered or carried:
+                    _blame_fact(ctx, session, tree, generation, stated, rule)
     if checked:
         ctx.count_survival(session, record, "fact", checked, kept)
     instruction = (record.instruction or "").lower()
@@ -196,11 +206,14 @@ def _last_in(records: list[Stated], ranges: list[tuple[int, int]], hi: int) -> l
     return [stated for stated in last if any(lo <= stated.position <= end for lo, end in ranges)]
 
 
-def _to_blame(position: int, children: list[Generation], carries: list[bool]) -> bool:
-    """Tell whether a loss happened at this node: a known child covers the record, and none carries it, or not."""
-    if not any(covers(child, position) for child in children):
-        return True
-    return any(carries)
+def _texts_below(children: list[Generation], wanted: set[str]) -> dict[str, list[str]]:
+    """Return what children carry of some facts, by fact."""
+    texts: dict[str, list[str]] = {}
+    for child in children:
+        if child.facts:
+            for fact_id in child.facts.keys() & wanted:
+                texts.setdefault(fact_id, []).append(child.facts[fact_id])
+    return texts
 
 
 def _present(stated: Stated, facts: dict[str, str] | None) -> bool:
@@ -221,11 +234,6 @@ _RESPECTS: dict[str, Callable[[Stated, dict[str, str] | None], bool]] = {
     "fact_below_floor": _above_floor,
     "anchor_lost": _anchored,
 }
-
-
-def _carries(child: Generation, stated: Stated, rule: str) -> bool:
-    """Tell whether a child carries a fact unharmed in the respect of a rule."""
-    return _present(stated, child.facts) and _RESPECTS[rule](stated, child.facts)
 
 
 def _blame_fact(ctx: Context, session: Session, tree: Tree, generation: Generation, stated: Stated, rule: str) -> None:

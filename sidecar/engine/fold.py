@@ -98,19 +98,18 @@ class Engine:
             if not session.changed:
                 session.changed, session.seen = True, now
                 changed.append(session_id)
-            seq = record.seq
-            tenant = record.tenant
+            seq, tenant, kind = record.seq, record.tenant, type(record)
             if (
                 seq == session.applied + 1
                 and session.quiet
                 and (tenant is None or tenant == session.tenant)
                 and not session.unjudged
-                and type(record) is not Hole
+                and kind is not Hole
             ):
                 # The way of nearly every record: next in its session, and nothing waits.
                 session.applied = seq
                 session.order.digests.append(digest)
-                judge = judges.get(type(record))
+                judge = judges.get(kind)
                 if judge is not None:
                     touched[session_id] = session
                     judge(ctx, session, record)
@@ -388,7 +387,9 @@ class Engine:
         if session.stub:
             return
         stub = Session(session.session_id, session.applied, lost=True, stub=True)
-        for name in ("halts", "by_reconcile", "by_resume", "trimmed", "tenant", "origin", "unread", "unjudged"):
+        for name in ("halts", "by_reconcile", "by_resume", "trimmed", "tenant", "origin"):
+            setattr(stub, name, getattr(session, name))
+        for name in ("unjudged", "unread", "unread_at"):
             setattr(stub, name, getattr(session, name))
         for name in ("status", "in_force", "seen", "changed"):
             setattr(stub, name, getattr(session, name))

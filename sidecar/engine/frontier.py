@@ -14,6 +14,9 @@ from sidecar.engine.state import AHEAD, SAID_STALE, UNVERIFIED, Edge, Fan, Front
 from sidecar.protocol.records import Action, Authorization, Checkpoint, Revocation
 from sidecar.protocol.records import Edge as RecordEdge
 
+_LONGEST = 1024
+"""How long an id may be that evidence repeats for every action: a record must not cost much more than it says."""
+
 
 def authorize(ctx: Context, session: Session, record: Authorization) -> None:
     """Apply an authorization; one that names no action or no precondition grants nothing."""
@@ -38,8 +41,7 @@ def grant(ctx: Context, session: Session, action: str, precondition: str, uses: 
     """
     frontier = _frontier(session)
     position = frontier.latest = session.applied
-    index = _granted(frontier, action, precondition, position)
-    frontier.edges[index].left = uses
+    index = _granted(frontier, action, precondition, position, uses)
     frontier.grant_at.append(position)
     frontier.grant_of.append(index)
     _expose(ctx, session)
@@ -50,9 +52,13 @@ def revoke(ctx: Context, session: Session, record: Revocation) -> None:
     frontier = _frontier(session)
     frontier.latest = session.applied
     precondition = record.precondition_id
-    for edge in list(effective_edges(frontier, record.action_id)):
-        if not precondition or precondition == edge.precondition:
-            _end(frontier, edge, session.applied)
+    if precondition:
+        one = find(frontier, record.action_id, precondition)
+        edges = [one] if one is not None and not one.ended else []
+    else:
+        edges = list(effective_edges(frontier, record.action_id))
+    for edge in edges:
+        _end(frontier, edge, session.applied)
     _expose(ctx, session)
 
 
@@ -64,12 +70,12 @@ def act(ctx: Context, session: Session, record: Action) -> None:
     frontier = session.frontier
     if frontier is None:
         return
-    edges = list(effective_edges(frontier, record.action_id))
-    if not edges or not all(edge.left for edge in edges):
+    used = _used(frontier, record.action_id)
+    if used is None:
         return  # nothing allowed it, or an edge without a limit did
-    used = min(edges, key=lambda edge: (edge.granted, edge.precondition))
-    used.left -= 1
-    if not used.left:
+    if used.left > 1:
+        used.left -= 1
+    else:
         _end(frontier, used, session.applied)
         frontier.latest = session.applied
         _expose(ctx, session)
@@ -104,7 +110,7 @@ def authorized(frontier: Frontier, action: str) -> bool:
 
 
 def effective_edges(frontier: Frontier | None, action: str | None = None) -> Iterator[Edge]:
-    """Yield the edges that are effective now, in order of their first grant.
+    """Yield the edges that are effective now, in order of their first grant; those of an action of their newest.
 
     Args:
         action: only those of this action; None: all.
@@ -189,6 +195,8 @@ def _judge_verifiable(
         reasons["missing_after_range"] = gap_after
     if lo < kept_from:
         reasons["kept_from"] = kept_from
+    if session.lost and session.order.moment is not None:
+        reasons["records_lost"] = "a checkpoint without a place in the log cannot tell that it reaches the log's end"
     if reasons:
         ctx.blame_checkpoint(session, written, "frontier_unverified", witness=witness, evidence={"reasons": reasons})
 
@@ -297,44 +305,74 @@ def _frontier(session: Session) -> Frontier:
 
 
 def _end(frontier: Frontier, edge: Edge, position: int) -> None:
-    edge.ended, edge.left = position, 0
     held = frontier.actions[edge.action]
     if type(held) is Fan:
+        _count_limited(frontier, held)
+        held.limited -= edge.left > 0
         del held.live[edge.precondition]
+    edge.ended, edge.left = position, 0
 
 
-def _granted(frontier: Frontier, action: str, precondition: str, position: int) -> int:
+def _used(frontier: Frontier, action: str) -> Edge | None:
+    """Return the edge that an irreversible action uses up one use of, or None.
+
+    All that have a limit were granted at positions of their own, so the first of them needs no second criterion.
+    """
+    held = frontier.actions.get(action)
+    if type(held) is Fan:
+        _count_limited(frontier, held)
+        if not held.live or held.limited < len(held.live):
+            return None
+        return frontier.edges[held.edges[next(iter(held.live))]]
+    edge = frontier.edges[held] if held is not None else None  # type: ignore[index]
+    return edge if edge is not None and edge.left else None
+
+
+def _count_limited(frontier: Frontier, fan: Fan) -> None:
+    """Count the edges that have a limit, and put them in order, where an older program has not done so."""
+    if fan.limited < 0:
+        live = sorted((frontier.edges[fan.edges[name]] for name in fan.live), key=lambda edge: edge.granted)
+        fan.live, fan.limited = {edge.precondition: None for edge in live}, sum(edge.left > 0 for edge in live)
+
+
+def _granted(frontier: Frontier, action: str, precondition: str, position: int, uses: int) -> int:
     edges = frontier.edges
     held = frontier.actions.get(action)
     if held is None:
         index = len(edges)
-        edges.append(Edge(action, precondition, position))
+        edges.append(Edge(action, precondition, position, left=uses))
         frontier.actions[action] = index
         return index
     if type(held) is not Fan:
         only = edges[held]  # type: ignore[index]
         if only.precondition == precondition:
-            _regrant(only, position)
+            _regrant(only, position, uses)
             return held  # type: ignore[return-value]
         live = {} if only.ended else {only.precondition: None}
-        held = frontier.actions[action] = Fan({only.precondition: held}, live)  # type: ignore[dict-item]
+        fan = Fan({only.precondition: held}, live, int(only.left > 0))  # type: ignore[dict-item]
+        held = frontier.actions[action] = fan
+    _count_limited(frontier, held)
     known = held.edges.get(precondition)
     if known is None:
         known = held.edges[precondition] = len(edges)
-        edges.append(Edge(action, precondition, position))
+        edges.append(Edge(action, precondition, position, left=uses))
     else:
-        _regrant(edges[known], position)
+        if precondition in held.live:
+            held.limited -= edges[known].left > 0
+            del held.live[precondition]  # last again: the order is that of the newest grants
+        _regrant(edges[known], position, uses)
     held.live[precondition] = None
+    held.limited += uses > 0
     return known
 
 
-def _regrant(edge: Edge, position: int) -> None:
+def _regrant(edge: Edge, position: int, uses: int) -> None:
     pair = (edge.granted, edge.ended)
     if edge.past is None:
         edge.past = [pair]
     else:
         edge.past.append(pair)
-    edge.granted, edge.ended = position, 0
+    edge.granted, edge.ended, edge.left = position, 0, uses
 
 
 def _expose(ctx: Context, session: Session) -> None:
@@ -344,13 +382,15 @@ def _expose(ctx: Context, session: Session) -> None:
 
 
 def _grants(frontier: Frontier, action: str) -> list[Edge]:
-    """Return up to eight edges of an action, for the evidence."""
+    """Return up to eight edges of an action, for the evidence; not such as would make it long."""
     held = frontier.actions.get(action)
     if held is None:
         return []
     if type(held) is Fan:
-        return [frontier.edges[i] for i, _ in zip(held.edges.values(), range(8), strict=False)]
-    return [frontier.edges[held]]  # type: ignore[index]
+        found = [frontier.edges[i] for i, _ in zip(held.edges.values(), range(8), strict=False)]
+    else:
+        found = [frontier.edges[held]]  # type: ignore[index]
+    return [edge for edge in found if len(edge.precondition) <= _LONGEST]
 
 
 def _granted_in(frontier: Frontier, lo: int, hi: int) -> list[Edge]:

@@ -159,7 +159,7 @@ def resume(ctx: Context, session: Session, record: Resume) -> None:
         _come_into_force(ctx, session, tree, written)
         _judge_generation(ctx, session, tree, written)
         status = checkpoint_status(session, tree, written)
-        held = set(written.refs)
+        held = set(written.refs) if record.deps else set()
         missing = [d for d in dict.fromkeys(record.deps or ()) if d not in held]
     else:
         newest = tree.checkpoints[tree.newest] if tree.newest is not None else None

@@ -76,7 +76,7 @@ class Sequencer:
             unreadable = True
         if seq is None:
             if unreadable:
-                session.unread = True
+                session.unread, session.unread_at = True, max(session.applied, order.highest)
                 self.decided[session.session_id] = None
             else:
                 self._place_without_seq(session, record, digest, located, now)
@@ -90,6 +90,7 @@ class Sequencer:
             if not order.waiting:
                 order.since = now
             order.waiting[seq] = _held(session, record, unreadable, digest, located)
+            order.highest = max(order.highest, seq)
             heappush(order.queue, seq)
             before = session.applied
             self._drain(session)
@@ -317,7 +318,9 @@ class Sequencer:
     def _judge_overdue(self, session: Session, unplaced: Unplaced) -> None:
         """Judge a record without seq past the waiting bound: what it waited for is missing, for it alone."""
         order = session.order
-        if unplaced.as_of > session.applied and not session.unjudged:
+        tenant = unplaced.record.tenant
+        foreign = session.tenant is not None and tenant is not None and tenant != session.tenant
+        if unplaced.as_of > session.applied and not session.unjudged and not foreign:
             order.awaited = unplaced.as_of
             self._ctx.report(
                 session,
@@ -354,12 +357,13 @@ class Sequencer:
             self._give_up_gap(session)
             order.since = now
             any_overdue = True
-        for unplaced in sorted(u for u in order.unplaced or () if u.since <= bound):
-            if order.unplaced and unplaced in order.unplaced:
-                order.unplaced.remove(unplaced)
-                heapify(order.unplaced)
-                self._judge_overdue(session, unplaced)
-                any_overdue = True
+        overdue = sorted(u for u in order.unplaced or () if u.since <= bound)
+        if overdue:
+            order.unplaced = [u for u in order.unplaced or () if u.since > bound]
+            heapify(order.unplaced)
+            any_overdue = True
+        for unplaced in overdue:  # judging one does not advance the log, so it places none of the others
+            self._judge_overdue(session, unplaced)
         self.waits.settle(session)
         return any_overdue
 

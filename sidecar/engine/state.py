@@ -87,7 +87,10 @@ class Unplaced(Struct, array_like=True, gc=False, order=True):
 
 
 class Order(Struct, array_like=True):
-    """Keep what the total order needs: digests of the last positions, what waits, what is missing."""
+    """Keep what the total order needs: digests of the last positions, what waits, what is missing.
+
+    `highest` is the highest position that anything has waited at.
+    """
 
     digests: array = field(default_factory=_numbers)  # type: ignore[type-arg]
     missing_lo: list[int] | None = None
@@ -101,6 +104,7 @@ class Order(Struct, array_like=True):
     since: float = 0.0
     awaited: int = 0
     moment: str | None = None
+    highest: int = 0
 
 
 class Edge(Struct, array_like=True, gc=False):
@@ -123,10 +127,14 @@ class Edge(Struct, array_like=True, gc=False):
 
 
 class Fan(Struct, array_like=True):
-    """Keep the edges of an action that has several preconditions, and which are effective now."""
+    """Keep the edges of an action that has several preconditions, and which are effective now.
+
+    `live` is in order of the newest grants. `limited` counts those of it that have a limit; -1: it was not counted.
+    """
 
     edges: dict[str, int]
     live: dict[str, None]
+    limited: int = -1
 
 
 class Frontier(Struct, array_like=True):
@@ -299,7 +307,8 @@ class Session(Struct, array_like=True):
     since the last snapshot, and when. `in_force`: the status of the checkpoint in force when that was last looked at.
     `tenant`: whose session it is. `unjudged`: it was joined midstream, and no baseline has come. `baseline`: the
     position that it is judged from; 0: from its beginning. `unread`: a record of it could not be read, and nothing is
-    known of its position. `stub`: what it was has been forgotten, except that it must not be permitted anything.
+    known of its position; `unread_at`: the highest position that had come by then. `stub`: what it was has been
+    forgotten, except that it must not be permitted anything.
     """
 
     session_id: str
@@ -327,6 +336,7 @@ class Session(Struct, array_like=True):
     baseline: int = 0
     unread: bool = False
     stub: bool = False
+    unread_at: int = 0
 
 
 def _encode(value: Any) -> Any:

@@ -142,7 +142,8 @@ def clear_halts(ctx: Context, session: Session, clearable: Mapping[str, object] 
         clearable: which, by id; all that are open if it is the session's `halts`.
     """
     has_seq = session.order.moment is None
-    if has_seq and clearable is not session.by_resume:
+    # What came before the unread record, and waited, says nothing about it.
+    if has_seq and clearable is not session.by_resume and session.applied > session.unread_at:
         session.unread = False
     halts = session.halts
     if not halts or not clearable:

@@ -76,6 +76,10 @@ def commit(ctx: Context, session: Session, tree: Tree, record: Summary, partial:
             child.above.append(generation.id)
     if tree.forgotten and any(name in tree.forgotten for name in (record.node_id, *generation.children)):
         generation.below |= FORGOTTEN  # what it replaces or was built from can no longer be judged
+    if session.stub and (
+        len(children) < len(generation.children) or (record.generation > 1 and record.node_id not in tree.nodes)
+    ):
+        generation.below |= FORGOTTEN  # the same, where not even their names are kept
     node = tree.nodes.get(record.node_id)
     if node is None:
         tree.nodes[record.node_id] = Node(generation.id)
