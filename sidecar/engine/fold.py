@@ -312,11 +312,13 @@ class Engine:
     def drop_idle(self, now: float, ttl: float) -> list[str]:
         """Forget the sessions that nothing has happened in for so many seconds; return which.
 
-        Of one that has to go on being refused a stub stays, which counts as changed and is not in the list.
+        What has changed since the last `take_changed` is left alone. Of one that has to go on being refused a stub
+        stays, which counts as changed and is not in the list.
         """
         bound = now - ttl
         waiting = self._sequencer.waits.sessions
-        awake = [s for s in self._sessions.values() if s.seen < bound and s.session_id not in waiting]
+        # (What has changed since it was last kept is not idle, whenever that began.)
+        awake = [s for s in self._sessions.values() if s.seen < bound and not s.changed and s.session_id not in waiting]
         asleep = [f for f in self._frozen.values() if f.seen < bound]
         kept = [s for s in awake if must_refuse(s)] + [self._thaw(f.session_id) for f in asleep if _must_refuse(f)]
         for session in kept:

@@ -136,8 +136,10 @@ def check_point(ctx: Context, session: Session, record: Checkpoint) -> None:
     _judge_generation(ctx, session, tree, written)
     _judge_completeness(ctx, session, tree, written)
     _come_into_force(ctx, session, tree, written)
-    if (session.halts or session.unread) and checkpoint_status(session, tree, written) == "verified":
+    if (session.halts or session.unread or session.lost) and checkpoint_status(session, tree, written) == "verified":
         clear_halts(ctx, session, session.halts)
+        if session.order.moment is None:
+            session.lost = False  # the log is whole up to here
     if len(tree.checkpoints) > ctx.limits.checkpoints:
         forget_checkpoint(tree, next(iter(tree.checkpoints.values())))
 

@@ -6,8 +6,8 @@ import msgspec
 
 from sidecar.engine.state import Session
 
-OVERDUE = 1024
-"""How many sessions one call of `overdue` names: whoever calls it has others to serve."""
+OVERDUE, OVERDUE_RECORDS = 1024, 8192
+"""How many sessions one call of `overdue` names, and with how many records: whoever calls it has others to serve."""
 
 
 class Counters(msgspec.Struct):
@@ -66,17 +66,19 @@ class Waits:
     def overdue(self, bound: float) -> list[str]:
         """Return sessions that may have waited since before `bound`; the caller gives up what has.
 
-        At most `OVERDUE` of them: the others come with the next call.
+        Not more than `OVERDUE` and `OVERDUE_RECORDS` allow: the others come with the next call.
 
         Args:
             bound: in seconds, on the caller's clock.
         """
         found: list[str] = []
-        while self._due and self._due[0][0] <= bound and len(found) < OVERDUE:
+        records = 0
+        while self._due and self._due[0][0] <= bound and len(found) < OVERDUE and records < OVERDUE_RECORDS:
             session_id = heappop(self._due)[1]
             self._queued.discard(session_id)
             if session_id in self.sessions:
                 found.append(session_id)
+                records += self.sessions[session_id]
         return found
 
 

@@ -103,6 +103,7 @@ def test_a_degraded_session_that_sleeps_still_counts() -> None:
 def test_a_forgotten_session_leaves() -> None:
     engine, _ = stale("s")
     engine.ages(0.0)
+    engine.take_changed()
     assert engine.drop_idle(10_000.0, 5_000.0) == ["s"]
     assert engine.ages(10_000.0) == {}
 

@@ -248,6 +248,7 @@ def test_what_must_be_refused_is_never_forgotten_altogether(name: str, asleep: b
 def test_a_session_in_order_is_forgotten() -> None:
     engine = Engine()
     engine.fold(arrive(grant(1), summary("n", 2, 1), checkpoint("c", 3, 2, asserted_edges=[["deploy", "p"]])), 0.0)
+    engine.take_changed()
     assert engine.drop_idle(100.0, 50.0) == ["s"]
     assert "s" not in engine
 
@@ -298,3 +299,28 @@ def test_what_is_unread_of_an_unknown_session_is_among_those_to_be_kept() -> Non
     engine.fold([(Hole(session_id="s"), 0, None)], 0.0)
     assert engine.ids() == ["s"]
     assert not list(engine.states())
+
+
+def test_a_session_that_is_whole_again_is_no_longer_distrusted() -> None:
+    engine = Engine()
+    engine.fold(arrive(grant(1)), 0.0)
+    engine.distrust("three records")
+    assert not allowed(engine)
+    # Who has no place in the log cannot know that it is whole.
+    point = {"asserted_edges": [["deploy", "p"]]}
+    outside = row("summary", node_id="n", generation=1, level=1, frontier_lo=1, frontier_hi=1)
+    engine.fold(arrive(outside, checkpoint("b", None, 1, **point)), 0.0)
+    assert not allowed(engine)
+    engine.fold(arrive(summary("m", 2, 1), checkpoint("c", 3, 2, node_id="m", **point)), 0.0)
+    assert allowed(engine)
+    engine.take_changed()
+    assert engine.drop_idle(1e6, 1.0) == ["s"]  # no stub: there is nothing left to be refused
+
+
+def test_a_session_in_which_something_happens_is_not_idle_however_long_it_has_been_kept_waiting() -> None:
+    engine = Engine()
+    engine.fold(arrive(grant(1)), 0.0)
+    engine.fold(arrive(message(2)), 99.0)
+    assert engine.drop_idle(100.0, 50.0) == []
+    engine.take_changed()
+    assert engine.drop_idle(200.0, 50.0) == ["s"]

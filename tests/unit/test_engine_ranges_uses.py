@@ -8,7 +8,7 @@ import pytest
 from sidecar.engine.fold import Engine
 from sidecar.engine.frontier import effective_edges
 from sidecar.engine.limits import Limits
-from sidecar.engine.ranges import MOST, covers, inherited
+from sidecar.engine.ranges import MOST, Coverage, inherited
 from sidecar.engine.state import Generation
 from sidecar.protocol.records import COMPARED, Hole
 from tests.unit.test_engine import arrive, checkpoint, message, row, rules, summary
@@ -159,7 +159,7 @@ def test_a_summary_of_what_is_new_answers_for_what_its_children_carried() -> Non
     session = engine.look("s")
     assert session is not None and session.tree is not None
     parent = session.tree.generations[max(session.tree.generations)]
-    assert covers(parent, 1) and not covers(parent, 4)
+    assert 1 in Coverage([parent]) and 4 not in Coverage([parent])
 
 
 def _hole(seq: int) -> Any:
