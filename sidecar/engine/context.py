@@ -24,6 +24,10 @@ def stable_id(*parts: object) -> str:
     return blake2b(_encode(parts), digest_size=16).hexdigest()
 
 
+NAMED = 100
+"""How many findings of a rule about one node a record brings, and how many edges one finding names, at most; the last
+says how many `more` there are. What summaries lack of a long log must not be told whole with each of them."""
+
 INFERRED: dict[str, Any] = {"severity": "warning", "disposition": "unverified"}
 """What a finding is that rests on an inferred record, whatever its rule (protocol: "Inferred")."""
 
@@ -31,16 +35,18 @@ INFERRED: dict[str, Any] = {"severity": "warning", "disposition": "unverified"}
 class Context:
     """Carry what one fold hands to its rules: the limits, and where findings, halts and counts go.
 
-    `survival` counts by (what, summary level) how many prohibitions, facts and referents a summary should
-    carry, and how many it does. `found` are the findings of the record being judged, `findings` those of all before.
+    `survival` counts by (what, summary level) how many prohibitions, facts and referents a summary should carry, and
+    how many it does. `found` are the findings of the record being judged, `alike` the same by rule and node, `findings`
+    those of all before.
     `news` names the sessions of which more than the log's position may have changed since that was last told.
     """
 
-    __slots__ = ("findings", "found", "halts", "limits", "news", "survival")
+    __slots__ = ("alike", "findings", "found", "halts", "limits", "news", "survival")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.found: list[Finding] = []
+        self.alike: dict[tuple[str, int, bool], list[Finding]] = {}
         self.findings: list[Finding] = []
         self.halts: list[Halt] = []
         self.survival: dict[tuple[str, int], list[int]] = {}
@@ -123,12 +129,18 @@ class Context:
         Args:
             inferred: it rests on an inferred record, so that it is a warning and counts against nothing.
         """
+        alike = self.alike.setdefault((rule, generation.id, inferred), [])
+        if len(alike) >= NAMED:
+            last = alike[-1].evidence
+            last["more"] = last.get("more", 0) + 1
+            return
         key = (generation.number, *key)
         evidence = {"generation": generation.number, **(details.pop("evidence", None) or {})}
         if inferred:
             details |= INFERRED
             evidence["inferred"] = True
         finding = self.report(session, rule, generation.node_id, key, subject_type="node", evidence=evidence, **details)
+        alike.append(finding)
         flags = _flags(rule, finding.severity)
         generation.own |= flags
         mark_upward(tree, generation, flags)

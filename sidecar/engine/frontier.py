@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from sidecar.engine.context import Context, moment
+from sidecar.engine.context import NAMED, Context, moment
 from sidecar.engine.missing import missing_in
 from sidecar.engine.state import AHEAD, SAID_STALE, UNVERIFIED, Edge, Fan, Frontier, Session, Written
 from sidecar.protocol.records import Action, Authorization, Checkpoint, Revocation
@@ -190,7 +190,7 @@ def _judge_verifiable(
         reasons["missing_in_range"] = gap_inside
     if gap_before:
         reasons["missing_before_the_end"] = gap_before
-        reasons["edges_not_found"] = [{"action_id": a, "precondition_id": p} for a, p, _, _ in unknown]
+        reasons["edges_not_found"] = [{"action_id": a, "precondition_id": p} for a, p, _, _ in unknown[:NAMED]]
     if gap_after := missing_in(session, hi + 1, max(session.applied, session.order.awaited)):
         reasons["missing_after_range"] = gap_after
     if lo < kept_from:
@@ -414,7 +414,7 @@ def _blame_edges(
         return
     witness = [written.position]
     listed = []
-    for action, precondition, granted, ended in edges:
+    for action, precondition, granted, ended in edges[:NAMED]:
         entry: dict[str, object] = {"action_id": action, "precondition_id": precondition}
         if granted:
             entry["granted"] = granted
@@ -427,5 +427,10 @@ def _blame_edges(
         written,
         rule,
         witness=witness,
-        evidence={"edges": listed, "frontier_lo": written.lo, "frontier_hi": written.hi},
+        evidence={
+            "edges": listed,
+            "frontier_lo": written.lo,
+            "frontier_hi": written.hi,
+            **({"more": len(edges) - NAMED} if len(edges) > NAMED else {}),
+        },
     )

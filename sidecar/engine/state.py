@@ -211,6 +211,7 @@ class Written(Struct, array_like=True, gc=False):
 class Tree(Struct, array_like=True):
     """Keep the summary tree, the checkpoints on it, and the reachability of what it refers to.
 
+    `links` counts what the generations were built from, and name as children.
     `forgotten` keeps the newest generation's number of nodes that are no longer kept, so that none comes back unseen.
     """
 
@@ -229,6 +230,7 @@ class Tree(Struct, array_like=True):
     broken: int = 0
     order: int = 0
     made: int = 0
+    links: int = 0
 
 
 class Stated(Struct, array_like=True, gc=False):

@@ -275,3 +275,4 @@ def conclude(ctx: Context, session: Session, record: Record | None, source: Sour
     ctx.news[session.session_id] = None
     ctx.findings += found
     found.clear()
+    ctx.alike.clear()

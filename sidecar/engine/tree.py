@@ -12,6 +12,9 @@ from sidecar.engine.ranges import inherited
 from sidecar.engine.state import FORGOTTEN, Generation, Node, Session, Tree, Written
 from sidecar.protocol.records import Summary
 
+LINKS = 8
+"""How many links to others a generation may have on average, where there are as many as `Limits.nodes` allows."""
+
 
 def tree_of(session: Session) -> Tree:
     """Return the session's tree, made when it is first needed."""
@@ -68,6 +71,11 @@ def commit(ctx: Context, session: Session, tree: Tree, record: Summary, partial:
         inherited=inherited(record.frontier_lo, record.frontier_hi, children),
     )
     tree.generations[generation.id] = generation
+    if tree.links + _links(generation) > LINKS * ctx.limits.nodes:
+        # Too many to walk for each resume: what it was built from is as good as forgotten.
+        children, generation.built_from, generation.children = [], [], ()
+        generation.below |= FORGOTTEN
+    tree.links += _links(generation)
     for child in children:
         generation.below |= child.below
         if child.above is None:
@@ -270,6 +278,7 @@ def _forget_oldest(tree: Tree) -> None:
         if parent.held:
             _release(tree, [oldest.id])
         parent.built_from.remove(oldest.id)
+        tree.links -= 1
         mark_upward(tree, parent, FORGOTTEN)
     for child_id in oldest.built_from:
         above = tree.generations[child_id].above
@@ -291,7 +300,12 @@ def _forget_oldest(tree: Tree) -> None:
         if written.basis == oldest.id:
             written.basis = None
             written.flags |= FORGOTTEN
+    tree.links -= _links(oldest)
     del tree.generations[oldest.id]
+
+
+def _links(generation: Generation) -> int:
+    return len(generation.built_from) + len(generation.children)
 
 
 def _expectation(node_id: str, generation: int) -> str:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.engine.context import NAMED
 from sidecar.engine.limits import Limits
 from sidecar.engine.missing import RUNS
 from sidecar.engine.ranges import MOST
 from sidecar.engine.rules import CATALOGUE
 from sidecar.engine.rules_text import as_json, catalogue_markdown, explain, rows, table
 from sidecar.engine.status import LISTED, OPEN
+from sidecar.engine.tree import LINKS
 from sidecar.protocol.fields import FIELDS
 from sidecar.protocol.records import COMPARED, KINDS
 
@@ -72,6 +74,8 @@ def test_protocol_has_the_engine_s_bounds() -> None:
     assert bounds["runs of missing positions kept apart"] == f"{RUNS:,}"
     assert bounds["contents remembered"] == bounds["contents remembered of records without `seq`"] == f"{COMPARED:,}"
     assert bounds["inherited ranges of a generation"] == f"{MOST:,}"
+    assert bounds["findings of one rule about one node, from one record"] == f"{NAMED:,}"
+    assert f"| {LINKS} for each generation that may be kept |" in PROTOCOL
     assert bounds["open halts"] == f"{OPEN:,}"
     assert bounds["open halts listed in one halt record, and in where a session stands"] == f"{LISTED:,}"
     for name, workload in limits.workloads.items():

@@ -324,3 +324,33 @@ def test_a_session_in_which_something_happens_is_not_idle_however_long_it_has_be
     assert engine.drop_idle(100.0, 50.0) == []
     engine.take_changed()
     assert engine.drop_idle(200.0, 50.0) == ["s"]
+
+
+def test_what_a_summary_lacks_of_a_long_log_is_told_within_bounds() -> None:
+    engine = Engine()
+    rows = [row("constraint", i, constraint_id=f"c{i}", polarity="negative") for i in range(1, 2001)]
+    rows += [row("authorization", 2000 + i, action_id=f"a{i}", precondition_id="p") for i in range(1, 1001)]
+    engine.fold(arrive(*rows), 0.0)
+    summaries = [summary(f"n{i}", 3000 + i, 3000) for i in range(1, 51)]
+    outcome = engine.fold(arrive(*summaries), 0.0)
+    assert rules(outcome) == ["constraint_dropped"] * 100 * 50
+    assert outcome.findings[99].evidence["more"] == outcome.findings[-1].evidence["more"] == 1900
+    assert max(len(halt.finding_ids) for halt in outcome.halts) == 100
+    (finding,) = engine.fold(arrive(checkpoint("c", 3051, 3000, node_id="n50")), 0.0).findings
+    assert (finding.rule, len(finding.evidence["edges"]), finding.evidence["more"]) == ("edge_dropped", 100, 900)
+    assert next(engine.states()).status == "lossy"
+
+
+def test_a_tree_that_is_too_dense_to_walk_is_not_verified() -> None:
+    engine = Engine(Limits(nodes=100))
+    nodes = [summary(f"n{i}", i + 1, i, children=[f"n{j}" for j in range(1, i)]) for i in range(1, 81)]
+    engine.fold(arrive(message(1), *nodes), 0.0)
+    tree = engine.look("s").tree  # type: ignore[union-attr]
+    assert tree is not None
+    assert tree.links == sum(len(g.built_from) + len(g.children) for g in tree.generations.values()) <= 800
+    engine.fold(arrive(checkpoint("deep", 82, 80, node_id="n80"), checkpoint("flat", 83, 5, node_id="n5")), 0.0)
+    answers = [ask.view_checkpoint(engine, "s", name) for name in ("deep", "flat")]
+    assert [answer and answer.status for answer in answers] == ["unverified", "verified"]
+    # What is forgotten no longer counts.
+    engine.fold(arrive(*(summary(f"m{i}", i, i - 1) for i in range(84, 400))), 0.0)
+    assert tree.links == sum(len(g.built_from) + len(g.children) for g in tree.generations.values())
