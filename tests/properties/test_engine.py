@@ -19,7 +19,7 @@ from tests.judge.naive import judge
 from tests.judge.sessions import Row, arrange, random_session
 from tests.properties.compare import disagreement, run
 
-SESSIONS = int(os.environ.get("FRONTIER_SESSIONS", "10000"))
+SESSIONS = int(os.environ.get("FRONTIER_SESSIONS", "5000"))
 BLOCKS = 12
 
 # How sessions arrive: (how often, probabilities for `arrange`). Damage is mild: a session full of holes shows little.
