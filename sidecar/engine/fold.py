@@ -389,11 +389,7 @@ class Engine:
         if session.stub:
             return
         stub = Session(session.session_id, session.applied, lost=True, stub=True)
-        for name in ("halts", "by_reconcile", "by_resume", "trimmed", "tenant", "origin"):
-            setattr(stub, name, getattr(session, name))
-        for name in ("unjudged", "unread", "unread_at"):
-            setattr(stub, name, getattr(session, name))
-        for name in ("status", "in_force", "seen", "changed"):
+        for name in _STAYS:
             setattr(stub, name, getattr(session, name))
         if session.recovery is not None:
             stub.recovery = msgspec.structs.replace(session.recovery, calls=None)
@@ -436,6 +432,13 @@ class Engine:
         outcome = Outcome(ctx.findings, ctx.halts, ctx.survival, self._sequencer.letters)
         ctx.findings, ctx.halts, ctx.survival, self._sequencer.letters = [], [], {}, []
         return outcome
+
+
+_STAYS = (
+    *("halts", "by_reconcile", "by_resume", "trimmed", "tenant", "origin", "unjudged", "unread", "unread_at"),
+    *("status", "in_force", "seen", "changed"),
+)
+"""What a stub keeps of its session."""
 
 
 def _known(session: Session) -> bool:

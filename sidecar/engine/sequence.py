@@ -69,7 +69,7 @@ class Sequencer:
         """Find the place of a record that is not simply the next one."""
         order, seq = session.order, record.seq
         unreadable = type(record) is Hole
-        if session.tenant is not None and record.tenant is not None and record.tenant != session.tenant:
+        if record.tenant is not None and _foreign(session, record.tenant):
             self._refuse(session, seq, record.tenant, source_of(located), *_message(located))
             if seq is None:
                 return
@@ -318,9 +318,7 @@ class Sequencer:
     def _judge_overdue(self, session: Session, unplaced: Unplaced) -> None:
         """Judge a record without seq past the waiting bound: what it waited for is missing, for it alone."""
         order = session.order
-        tenant = unplaced.record.tenant
-        foreign = session.tenant is not None and tenant is not None and tenant != session.tenant
-        if unplaced.as_of > session.applied and not session.unjudged and not foreign:
+        if unplaced.as_of > session.applied and not session.unjudged and not _foreign(session, unplaced.record.tenant):
             order.awaited = unplaced.as_of
             self._ctx.report(
                 session,
@@ -381,6 +379,11 @@ def source_of(located: Located | None) -> Source | None:
     if located is None or type(located) is Source:
         return located
     return Source(located.topic, located.partition, located.offset)
+
+
+def _foreign(session: Session, tenant: str | None) -> bool:
+    """Tell whether a record's tenant is another than its session's."""
+    return tenant is not None and session.tenant is not None and tenant != session.tenant
 
 
 def _message(located: Located | None) -> tuple[bytes | None, bytes | None]:

@@ -226,18 +226,7 @@ async def read_snapshots(
     """
     began = asyncio.get_running_loop().time()
     gathering = Gathering(topic, partition, origin)
-    consumer = await open_consumer(
-        options,
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-        isolation_level="read_committed",
-        fetch_max_wait_ms=_POLL_MS,
-        max_partition_fetch_bytes=_PARTITION_BYTES,
-    )
-    try:
-        await _read(consumer, TopicPartition(topic, partition), gathering, stall, on_progress)
-    finally:
-        await close_consumer(consumer)
+    await _read_all(options, TopicPartition(topic, partition), gathering, stall, on_progress)
     restored = gathering.result()
     log.info(
         "snapshots read",
@@ -284,18 +273,7 @@ async def read_layout(
         TimeoutError: it could not be read to the end.
     """
     last = _LastMarker()
-    consumer = await open_consumer(
-        options,
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-        isolation_level="read_committed",
-        fetch_max_wait_ms=_POLL_MS,
-        max_partition_fetch_bytes=_PARTITION_BYTES,
-    )
-    try:
-        await _read(consumer, TopicPartition(topic, partition), last, stall, None)
-    finally:
-        await close_consumer(consumer)
+    await _read_all(options, TopicPartition(topic, partition), last, stall, None)
     return layout_of(last.value) if last.value is not None else None
 
 
@@ -352,6 +330,28 @@ async def written_since(options: Mapping[str, Any], topic: str, partition: int, 
                     return True
                 position = await consumer.position(tp)
         return False
+    finally:
+        await close_consumer(consumer)
+
+
+async def _read_all(
+    options: Mapping[str, Any],
+    tp: TopicPartition,
+    gathering: Gathering | _LastMarker,
+    stall: float,
+    on_progress: Callable[[Progress], None] | None,
+) -> None:
+    """Read a snapshot partition to its end, with a consumer of its own."""
+    consumer = await open_consumer(
+        options,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        isolation_level="read_committed",
+        fetch_max_wait_ms=_POLL_MS,
+        max_partition_fetch_bytes=_PARTITION_BYTES,
+    )
+    try:
+        await _read(consumer, tp, gathering, stall, on_progress)
     finally:
         await close_consumer(consumer)
 
